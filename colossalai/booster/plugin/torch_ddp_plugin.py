@@ -1,0 +1,164 @@
+"""torch's DistributedDataParallel behind the Booster."""
+
+import re
+from typing import Any, Callable, ContextManager, Optional
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from colossalai import comm
+from colossalai.accelerator import get_accelerator
+from colossalai.checkpoint_io import CheckpointIO
+from colossalai.interface import ModelWrapper, OptimizerWrapper
+from colossalai.interface.token_weight import check_loss_reduction
+from colossalai.utils.errors import ConfigError
+from colossalai.utils.pending import refuse_pending_arguments
+from colossalai.zero.data_parallel import DataParallelModel, DataParallelOptimizer
+
+from ._common import (
+    add_adapters_to_optimizer,
+    lora_model,
+    move_to_device,
+    require_distributed,
+    sync_from_first_rank,
+    weigh_by_tokens,
+)
+from .dp_plugin_base import DPPluginBase
+
+
+class TorchDDPModel(ModelWrapper):
+    """The module in torch's DDP; arguments are DDP's. A module without trainable parameters is only made equal on all ranks."""
+
+    def __init__(self, module: nn.Module, *args, **kwargs) -> None:
+        super().__init__(module)
+        self._names = [name for name, p in module.named_parameters() if p.requires_grad]
+        if self._names:
+            self.module = DDP(module, *args, **kwargs)
+        else:
+            sync_from_first_rank(module)
+
+    def unwrap(self, unwrap_peft: bool = True):
+        inner = self.module.module if isinstance(self.module, DDP) else self.module
+        return ModelWrapper(inner).unwrap(unwrap_peft)
+
+    def forward(self, *args, **kwargs):
+        try:
+            return super().forward(*args, **kwargs)
+        except RuntimeError as error:
+            unused = re.search(r"did not receive grad for rank \d+: ([\d ]+)", str(error))
+            if unused is None:
+                raise
+            names = [self._names[int(i)] for i in unused.group(1).split()]
+            raise RuntimeError(
+                f"parameters {names} got no gradient in the last backward: pass find_unused_parameters=True to TorchDDPPlugin, "
+                "or freeze them"
+            ) from error
+
+    def no_sync(self) -> ContextManager:
+        """Backward inside only adds to this rank's gradients."""
+        if not isinstance(self.module, DDP):
+            raise ConfigError("no_sync: the model has no trainable parameter")
+        return self.module.no_sync()
+
+
+class TorchDDPPlugin(DPPluginBase):
+    """Every rank holds the whole model and averages gradients.
+
+    Args:
+        broadcast_buffers, bucket_cap_mb, find_unused_parameters, check_reduction, gradient_as_bucket_view, static_graph: as torch's.
+        loss_reduction: "mean" of the losses, or "token": weighed by their labels; see :mod:`colossalai.interface.token_weight`.
+    """
+
+    def __init__(
+        self,
+        broadcast_buffers: bool = True,
+        bucket_cap_mb: int = 25,
+        find_unused_parameters: bool = False,
+        check_reduction: bool = False,
+        gradient_as_bucket_view: bool = False,
+        static_graph: bool = False,
+        fp8_communication: bool = False,
+        *,
+        loss_reduction: str = "mean",
+    ) -> None:
+        self.arguments = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        require_distributed("TorchDDPPlugin")
+        super().__init__()
+        refuse_pending_arguments("TorchDDPPlugin", fp8_communication=fp8_communication)
+        check_loss_reduction(loss_reduction)
+        self.loss_reduction, self.lora_enabled = loss_reduction, False
+        self.ddp_kwargs = dict(
+            broadcast_buffers=broadcast_buffers,
+            bucket_cap_mb=bucket_cap_mb,
+            find_unused_parameters=find_unused_parameters,
+            check_reduction=check_reduction,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            static_graph=static_graph,
+        )
+
+    def supported_devices(self) -> list[str]:
+        return ["cuda", "npu", "cpu"]
+
+    def supported_precisions(self) -> list[str]:
+        return ["fp32", "fp16", "bf16"]
+
+    def control_precision(self) -> bool:
+        return False
+
+    def control_device(self) -> bool:
+        return True
+
+    def support_no_sync(self) -> bool:
+        return True
+
+    def support_lora(self) -> bool:
+        return True
+
+    def configure(
+        self,
+        model: nn.Module,
+        optimizer: Optional[Optimizer] = None,
+        criterion: Optional[Callable] = None,
+        dataloader: Optional[DataLoader] = None,
+        lr_scheduler: Optional[LRScheduler] = None,
+    ) -> tuple[nn.Module, OptimizerWrapper, Callable, DataLoader, LRScheduler]:
+        if self.lora_enabled and optimizer is not None:
+            add_adapters_to_optimizer(model, optimizer)
+        wrap = DataParallelOptimizer if comm.is_fake() else OptimizerWrapper
+        if not isinstance(model, ModelWrapper):
+            model = self._wrap(move_to_device(model))
+        if optimizer is not None and not isinstance(optimizer, OptimizerWrapper):
+            optimizer = wrap(optimizer, model) if comm.is_fake() else wrap(optimizer)
+            weigh_by_tokens(self.loss_reduction, model, optimizer)
+        return model, optimizer, criterion, dataloader, lr_scheduler
+
+    def _wrap(self, model: nn.Module) -> ModelWrapper:
+        if comm.is_fake():  # torch's C++ reducer runs on no fake tensor: the stage-0 bucket does the same
+            return DataParallelModel(model, self.ddp_kwargs["bucket_cap_mb"] * 2**20)
+        if get_accelerator().name == "cuda":
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        return TorchDDPModel(model, **self.ddp_kwargs)
+
+    def control_checkpoint_io(self) -> bool:
+        return True
+
+    def get_checkpoint_io(self) -> CheckpointIO:
+        return TorchDDPCheckpointIO()
+
+    def no_sync(self, model: nn.Module, optimizer: Optional[OptimizerWrapper] = None) -> ContextManager:
+        while isinstance(model, ModelWrapper) and not hasattr(model, "no_sync"):
+            model = model.module
+        if not hasattr(model, "no_sync"):
+            raise ConfigError("no_sync: give the boosted model, booster.no_sync(model)")
+        return model.no_sync()
+
+    def enable_lora(
+        self, model: nn.Module, pretrained_dir: Optional[str] = None, lora_config: Any = None, bnb_quantization_config: Any = None
+    ) -> nn.Module:
+        if isinstance(model, ModelWrapper):
+            raise ConfigError("enable_lora after boost: call it before boost")
+        self.lora_enabled = True
+        return lora_model(model, pretrained_dir, lora_config, bnb_quantization_config)

@@ -1,0 +1,5 @@
+"""What each rank did, and when."""
+
+from .recorder import Event, Recorder, recorder
+
+__all__ = ["Event", "Recorder", "recorder"]

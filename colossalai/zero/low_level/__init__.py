@@ -1,0 +1,3 @@
+from .low_level_optim import LowLevelZeroOptimizer
+
+__all__ = ["LowLevelZeroOptimizer"]
