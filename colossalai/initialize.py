@@ -12,6 +12,7 @@ import torch.distributed as dist
 from .accelerator import get_accelerator
 from .cluster.backend import resolve_backend
 from .cluster.local_rank import remember_local_rank
+from .cluster.rendezvous import gather_at
 from .logging import get_dist_logger
 from .utils import set_seed
 from .utils.errors import ConfigError
@@ -236,39 +237,8 @@ def _meet(start: Start, limit: timedelta) -> dist.Store:
         # This store outlives a restart, and a second launch after the first world was left.
         store = dist.PrefixStore(f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{_rounds_of_agent}", store)
         _rounds_of_agent += 1
-    _wait_for_all(store, start, f"at {where} {within}")
+    gather_at(store, start.rank, start.world_size, limit, f"at {where} {within}")
     return store
-
-
-def _wait_for_all(store: dist.Store, start: Start, where: str) -> None:
-    """Show up in the store and wait for the others, comparing what each takes the world size to be."""
-    mine, *_ = keys = [f"arrived/{rank}" for rank in (start.rank, *range(start.world_size))]
-    waiting = keys[1:]
-    if store.add(f"claims/{start.rank}", 1) > 1:
-        raise RuntimeError(f"launch: two processes say they are rank {start.rank}; give every process a rank of its own")
-    store.set(mine, str(start.world_size))
-    try:
-        of_first = int(store.get("arrived/0"))
-        if of_first == start.world_size:
-            store.wait(waiting)
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"launch: rank {start.rank} of {start.world_size} waited, and {_missing(store, waiting)} did not come {where}. "
-            "Were all processes started, and is world_size right?"
-        ) from error
-    stated = {0: of_first, start.rank: start.world_size} | {
-        rank: int(store.get(key)) for rank, key in enumerate(waiting) if of_first == start.world_size
-    }
-    if len(set(stated.values())) > 1:
-        said = ", ".join(f"rank {rank} says {size}" for rank, size in sorted(stated.items()))
-        raise RuntimeError(f"launch: the processes disagree on world_size: {said}")
-
-
-def _missing(store: dist.Store, keys: list[str]) -> str:
-    try:
-        return f"rank(s) {', '.join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))}"
-    except RuntimeError:
-        return "the store of rank 0, which has ended,"
 
 
 def _first_line(error: Exception) -> str:

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 
 from colossalai.comm import transport
+from colossalai.comm.check import compare
 from colossalai.comm.groups import rank, world_size
 from colossalai.comm.ledger import note
 from colossalai.comm.work import Work
@@ -41,6 +42,7 @@ def all_reduce(
     size = world_size(group)
     if size == 1 or tensor.numel() == 0:
         return Work()
+    compare("all_reduce", tensor, group, op=op)
     note("all_reduce", group, tensor.numel(), tensor.element_size(), 2 * tensor.numel() * (size - 1) / size)
     return start(transport.sum_everywhere(tensor, group, size, op), async_op)
 
@@ -79,6 +81,7 @@ def reduce_scatter(
     if size == 1:
         out.copy_(own)
         return out, Work()
+    compare("reduce_scatter", flat, group, op=op, bounds=list(bounds), out_dtype=str(out.dtype))
     note("reduce_scatter", group, bounds[-1] - bounds[0], flat.element_size())
     return out, start(transport.sum_into_slices(data, bounds, out, group, op), async_op)
 
@@ -97,6 +100,7 @@ def all_gather_into(
     check_bounds(flat, bounds, size)
     if size == 1:
         return Work()
+    compare("all_gather_into", flat, group, bounds=list(bounds))
     note("all_gather_into", group, bounds[-1] - bounds[0], flat.element_size())
     return start(transport.fill_slices(flat, bounds, group), async_op)
 
@@ -109,6 +113,7 @@ def broadcast(
     check_rank("src", src, size)
     if size == 1 or tensor.numel() == 0:
         return Work()
+    compare("broadcast", tensor, group, src=src)
     note("broadcast", group, tensor.numel(), tensor.element_size())
     target = tensor.detach()
     buffer = target.contiguous()

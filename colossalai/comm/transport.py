@@ -11,6 +11,7 @@ summation depends on the position in the buffer.
 Every operation has one phase: `Work.wait` may sum locally but never communicates, so ranks may wait in different orders.
 """
 
+import math
 import threading
 from typing import List, Optional, Sequence
 
@@ -80,7 +81,7 @@ def sum_into_slices(
         return Work()
     backend = backend_name(group, flat.device.type)
     if backend == "gloo" or not is_even(bounds) or out.dtype != flat.dtype:
-        return _sum_by_exchange(cut, bounds, out, group, size if op == "mean" else None)
+        return _sum_by_exchange(cut, bounds, out, group, op, reuse=backend == "gloo")
     if backend == "fake":
         # Nothing travels there, and an uninitialised result would put NaN into a step that runs true kernels.
         out.copy_(flat[bounds[me] : bounds[me + 1]])
@@ -120,11 +121,7 @@ def exchange_slices(
     group: Optional[dist.ProcessGroup],
 ) -> Optional[dist.Work]:
     """All-to-all along dim 0 of two contiguous tensors; splits in rows, None for equal ones."""
-    sent, received = sent.detach(), received.detach()
-    if sent.dtype not in MOVABLE:
-        # Bytes, with the rows kept: splits count rows.
-        sent = sent.reshape(sent.shape[0], -1).view(torch.uint8)
-        received = received.view(received.shape[0], sent.shape[1] // sent.element_size(), -1).view(torch.uint8)
+    sent, received = _rows_movable(sent.detach()), _rows_movable(received.detach())
     return dist.all_to_all_single(
         received,
         sent,
@@ -133,6 +130,20 @@ def exchange_slices(
         group=group,
         async_op=True,
     )
+
+
+def gather_equal(tensor: torch.Tensor, group: Optional[dist.ProcessGroup], size: int) -> torch.Tensor:
+    """Contiguous (*shape) of every rank -> (N, *shape)."""
+    source = tensor.detach()
+    whole = source.new_empty((size, *source.shape))
+    if source.numel() == 0:
+        return whole
+    if backend_name(group, source.device.type) == "gloo":
+        whole[rank(group)].copy_(source)
+        fill_slices(whole.view(-1), [source.numel() * index for index in range(size + 1)], group).wait()
+    else:
+        _all_gather_native(movable(whole.view(-1)), movable(source.view(-1)), group=group)
+    return whole
 
 
 def sum_in_rank_order(pieces: torch.Tensor, out: torch.Tensor, divisor: Optional[int] = None) -> None:
@@ -194,6 +205,14 @@ class _Staging:
 
 staging = _Staging()
 
+
+def _rows_movable(tensor: torch.Tensor) -> torch.Tensor:
+    """`movable`, but dim 0 keeps counting rows."""
+    if tensor.dtype in MOVABLE:
+        return tensor
+    return tensor.reshape(tensor.shape[0], math.prod(tensor.shape[1:])).view(torch.uint8)
+
+
 _REDUCE_OPS = {
     "sum": dist.ReduceOp.SUM,
     "mean": dist.ReduceOp.SUM,
@@ -217,15 +236,19 @@ def _sum_by_exchange(
     bounds: Sequence[int],
     out: torch.Tensor,
     group: Optional[dist.ProcessGroup],
-    divisor: Optional[int],
+    op: str,
+    reuse: bool,
 ) -> Work:
     size = len(bounds) - 1
-    pieces = staging.take(size * out.numel(), cut.dtype, cut.device)
+    divisor = size if op == "mean" else None
+    shape = size * out.numel()
+    pieces = staging.take(shape, cut.dtype, cut.device) if reuse else cut.new_empty(shape)
     sent = [high - low for low, high in zip(bounds, bounds[1:])]
     handle = exchange_slices(pieces, cut, [out.numel()] * size, sent, group)
 
     def finish() -> None:
         sum_in_rank_order(pieces.view(size, out.numel()), out, divisor)
-        staging.give(pieces)
+        if reuse:
+            staging.give(pieces)
 
     return Work([handle], finish, keep=(cut, pieces, out))

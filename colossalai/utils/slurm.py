@@ -33,8 +33,9 @@ def slurm_hosts(nodes: str) -> list[str]:
 
     Widths are kept, several brackets in one name are multiplied. Raises ConfigError if it cannot be read.
     """
-    hosts = [host for part in _parts(nodes.strip()) for host in _expand(part.strip()) if host]
-    if not hosts or any("[" in host or "]" in host for host in hosts):
+    parts = _parts(nodes.strip())
+    hosts = [host for part in parts for host in _expand(part.strip())]
+    if not hosts or ",".join(parts) != nodes.strip() or any("[" in host or "]" in host for host in hosts):
         raise ConfigError(f"cannot read the Slurm node list {nodes!r}; it should be like n[01-04],m1")
     return hosts
 

@@ -30,7 +30,7 @@ def round_up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-@dataclass
+@dataclass(eq=False)
 class Slot:
     """The place of one parameter in its bucket."""
 
@@ -60,7 +60,7 @@ class Slot:
         return self.offset + self.layout.numel
 
 
-@dataclass
+@dataclass(eq=False)
 class FlatBucket:
     """Parameters laid end to end in one buffer whose slices belong to the ranks of ``group``.
 

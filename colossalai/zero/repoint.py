@@ -2,9 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from colossalai import comm
 
 from .bucket import Slot
 
@@ -21,14 +22,17 @@ def repoint(optim: Optimizer, slots: dict[nn.Parameter, Slot]) -> None:
     for param in [p for p in optim.state if p in slots]:
         state, slot = optim.state.pop(param), slots[param]
         if slot.segment is not None:
-            optim.state[slot.segment] = {key: cut_state(value, slot) for key, value in state.items()}
+            optim.state[slot.segment] = {key: cut_state(key, value, slot) for key, value in state.items()}
 
 
-def cut_state(value: Any, slot: Slot) -> Any:
-    """This rank's part of one entry of a parameter's state: tensors of the parameter's shape are cut, others kept."""
-    if not isinstance(value, Tensor) or value.shape != slot.layout.shape:
-        return value
-    return cut_tensor(value, slot)
+def is_cut(key: str, value: Any, slot: Slot) -> bool:
+    """Whether an entry of a whole parameter's state goes along with its elements: a tensor of its shape, but for the counter."""
+    return isinstance(value, Tensor) and value.shape == slot.layout.shape and key != "step"
+
+
+def cut_state(key: str, value: Any, slot: Slot) -> Any:
+    """This rank's part of one entry of a parameter's whole state; what is not cut stays as it is."""
+    return cut_tensor(value, slot) if is_cut(key, value, slot) else value
 
 
 def cut_tensor(full: Tensor, slot: Slot) -> Tensor:
@@ -40,17 +44,29 @@ def cut_tensor(full: Tensor, slot: Slot) -> Tensor:
 
 
 class SegmentNorms:
-    """Squared norms of whole tensors from squared norms of their segments: one all-reduce for all of them.
+    """Squared norms of whole tensors from those of their segments: one all-reduce for all tensors of a group.
 
-    Set as ``optimizer.segment_norms``; see :mod:`colossalai.nn.optimizer.segments`.
+    Set as ``optimizer.segment_norms``; :mod:`colossalai.nn.optimizer.segments` says what is asked and answered.
+
+    Args:
+        groups: (process group, all slots whose parameters are cut over it, in an order that all its ranks share).
     """
 
-    def __init__(self, slots: list[Slot], group, total: "callable") -> None:
-        self._index = {slot.segment: i for i, slot in enumerate(slots) if slot.segment is not None}
-        self._count, self._group, self._total = len(slots), group, total
+    def __init__(self, groups: list[tuple[Any, list[Slot]]]) -> None:
+        self._groups = [
+            (group, len(slots), {slot.segment: i for i, slot in enumerate(slots) if slot.segment is not None})
+            for group, slots in groups
+        ]
 
-    def __call__(self, params: list[Tensor], squares: list[Tensor]) -> list[Tensor]:
-        """``squares[k]``: (n,) squared norms of some tensors like ``params[k]``; returns those over all ranks."""
-        if not params:
-            return self._total(None, self._count)
-        raise NotImplementedError
+    def __call__(self, params: list[Tensor], squares: Tensor, total: bool = False) -> Tensor:
+        """(k, n) squared norms of what is here of ``params`` -> the same of the whole tensors; with ``total`` their sums, (k,)."""
+        whole, sums = squares.clone(), 0.0
+        for group, count, index in self._groups:
+            columns = [j for j, p in enumerate(params) if p in index]
+            places = [index[params[j]] for j in columns]
+            table = squares.new_zeros(squares.shape[0], count)
+            table[:, places] = squares[:, columns]
+            comm.all_reduce(table, group=group)
+            whole[:, columns] = table[:, places]
+            sums = sums + table.sum(dim=1)
+        return sums if total else whole

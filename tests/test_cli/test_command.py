@@ -94,7 +94,7 @@ def test_auto_means_one_a_device_or_two_sharing_the_cores(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert resolve_auto("auto", here, 0) == ("1", {})
     with pytest.raises(ConfigError, match="auto"):
-        resolve_auto("auto", [Host("192.0.2.1")], 8)
+        resolve_auto("auto", [Host("198.51.100.1")], 8)
 
 
 def test_only_what_a_remote_host_needs_is_forwarded():
@@ -127,11 +127,11 @@ def test_remote_command_survives_two_shells_exactly(tmp_path, monkeypatch):
     folder.mkdir()
     printer = tmp_path / "agent.py"
     printer.write_text(PRINTER)
-    job = make(Host("192.0.2.1"), ssh_port=2222)
+    job = make(Host("198.51.100.1"), ssh_port=2222)
     monkeypatch.setattr("colossalai.cli.launcher.command.agent_command", lambda job, rank: [sys.executable, str(printer), *NASTY])
     argv = remote_command(job, 0, env={"GLOO_SOCKET_IFNAME": "l o'", "SECRET": "s"}, cwd=str(folder))
     assert argv[0] == "ssh" and argv[argv.index("-p") + 1] == "2222" and "BatchMode=yes" in argv
-    assert argv[-2] == "192.0.2.1"
+    assert argv[-2] == "198.51.100.1"
     pipe = subprocess.PIPE
     with subprocess.Popen(argv[-1], shell=True, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as shell:
         said = json.loads(shell.stdout.readline())
@@ -144,7 +144,7 @@ def test_remote_agent_ends_when_its_connection_does(tmp_path, monkeypatch):
     agent = tmp_path / "agent.py"
     agent.write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
     monkeypatch.setattr("colossalai.cli.launcher.command.agent_command", lambda job, rank: [sys.executable, str(agent)])
-    command = remote_command(make(Host("192.0.2.1")), 0, env={"PATH": os.environ["PATH"]})[-1]
+    command = remote_command(make(Host("198.51.100.1")), 0, env={"PATH": os.environ["PATH"]})[-1]
     shell = subprocess.Popen(command, shell=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert shell.stdout.readline() == b"up\n"
     shell.stdin.close()
@@ -155,18 +155,18 @@ def test_remote_agent_ends_when_its_connection_does(tmp_path, monkeypatch):
 
 def test_c6_no_shell_export_under_windows(monkeypatch):
     monkeypatch.setattr(sys, "platform", "win32")
-    job = make(Host("localhost"), Host("192.0.2.1"))
+    job = make(Host("localhost"), Host("198.51.100.1"))
     commands = [agent_command(job, 0), remote_command(job, 1, env={"NCCL_DEBUG": "INFO", "PATH": "/bin"})]
     assert all(isinstance(command, list) and all(isinstance(word, str) for word in command) for command in commands)
     assert not any("export" in word for command in commands for word in command)
 
 
 def test_where_the_hosts_meet():
-    remote = Host("192.0.2.1")
+    remote = Host("198.51.100.1")
     assert choose_master(None, [Host("localhost")]) == "127.0.0.1"
     assert choose_master(None, [Host("localhost"), Host("127.0.0.1")]) == "127.0.0.1"
-    assert choose_master(None, [remote, Host("192.0.2.2")]) == "192.0.2.1"
-    assert choose_master(None, [Host("me@192.0.2.1"), remote]) == "192.0.2.1"
+    assert choose_master(None, [remote, Host("198.51.100.2")]) == "198.51.100.1"
+    assert choose_master(None, [Host("me@198.51.100.1"), remote]) == "198.51.100.1"
     assert choose_master("10.1.1.1", [remote]) == "10.1.1.1"
     with pytest.raises(ConfigError, match="localhost, which the other hosts cannot reach"):
         choose_master(None, [Host("localhost"), remote])

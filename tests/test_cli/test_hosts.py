@@ -94,5 +94,5 @@ def test_wrong_choice_of_hosts_names_the_option(tmp_path, options, message):
 def test_which_hosts_are_this_machine():
     own = ["localhost", "127.0.0.1", "0.0.0.0", "::1", "me@localhost", socket.gethostname(), "127.0.0.2"]
     assert [name for name in own if not Host(name).local] == []
-    assert not Host("192.0.2.1").local  # an address reserved for documentation
+    assert not Host("198.51.100.1").local  # an address reserved for documentation
     assert not Host("no-such-host.invalid").local

@@ -272,15 +272,15 @@ def test_c10_two_remote_hosts_over_ssh(work):
     ssh.parent.mkdir()
     ssh.write_text(FAKE_SSH.format(python=sys.executable))
     ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
-    (folder / "hosts").write_text("# two machines\n192.0.2.1 slots=2\n192.0.2.2 slots=2\n")
+    (folder / "hosts").write_text("# two machines\n198.51.100.1 slots=2\n198.51.100.2 slots=2\n")
     port = str(free_port())
     argv = ["--hostfile", "hosts", "--master_addr", "127.0.0.1", "--master_port", port, "--ssh-port", "2222", "train.py"]
     more = {"GLOO_SOCKET_IFNAME": "lo", "PATH": f"{ssh.parent}{os.pathsep}{env['PATH']}", "COLOSSALAI_TEST_SSH": str(folder / "ssh-")}
     out, err, code = finish(start(work, *argv, SECRET="s", **more))
     assert code == 0, err
-    assert "192.0.2.1: success" in out and "192.0.2.2: success" in out
+    assert "198.51.100.1: success" in out and "198.51.100.2: success" in out
     check_four_ranks(work)
-    calls = [json.loads((folder / f"ssh-192.0.2.{host}").read_text()) for host in (1, 2)]
+    calls = [json.loads((folder / f"ssh-198.51.100.{host}").read_text()) for host in (1, 2)]
     assert all(call[call.index("-p") + 1] == "2222" and "SECRET" not in call[-1] for call in calls)
 
 

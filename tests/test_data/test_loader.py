@@ -43,8 +43,7 @@ def global_order(ranks, batches=None):
     """Indices in the order of the epoch, from the batches of all ranks: they are dealt like cards."""
     order = []
     for step in zip(*ranks):
-        for turn in zip(*(batch for batch in step)):
-            order += [sample[0] for sample in turn]
+        order += [sample[0] for turn in zip(*step) for sample in turn]
         if batches is not None and len(order) >= batches:
             break
     return order
@@ -151,6 +150,21 @@ def test_an_epoch_ends_breaks_and_begins_anew():
     assert global_order([loader]) == first
     loader.sampler.set_epoch(0)
     assert global_order([loader]) == first
+
+
+def test_a_counted_pass_is_followed_by_the_next_epoch_unless_one_is_chosen():
+    def counted(loader):
+        iterator = iter(loader)
+        return [sample[0] for _ in range(len(loader)) for sample in next(iterator)]
+
+    (loader,) = loaders(1)
+    epochs = [global_order([loader]) for _ in range(3)]
+    (loader,) = loaders(1)
+    assert [counted(loader) for _ in range(3)] == epochs
+    for choose in (loader.set_epoch, loader.sampler.set_epoch):
+        for _ in range(2):
+            choose(1)
+            assert counted(loader) == epochs[1]
 
 
 def test_state_after_the_last_batch_leaves_nothing_of_the_epoch():
@@ -268,3 +282,14 @@ def test_state_of_another_kind_is_refused():
     with pytest.raises(CheckpointError, match="shuffle"):
         loader.load_state_dict({"epoch": 0, "consumed": 4, "num_replicas": 1, "batch_size": 4, "length": 40})
     assert isinstance(loader.sampler, StatefulDistributedSampler)
+
+
+def test_workers_end_when_a_pass_is_broken_off():
+    (loader,) = loaders(1, num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    (worker,) = iterator._batches._workers
+    assert worker.is_alive()
+    del iterator
+    worker.join(timeout=20)
+    assert not worker.is_alive()

@@ -59,10 +59,12 @@ class _Progress:
         self.seed = seed  # None: batches are not seeded
         self.rank = rank
         self.samples_per_step = samples_per_step  # over all ranks
-        self.owner: object | None = None  # the iterator whose batches count
         self.begin(0, 0, 0)
 
     def begin(self, epoch: int, start: int, skip: int) -> None:
+        self.ticket: object | None = None  # held by the iterator whose batches count
+        self.length: int | None = None  # batches of that iterator
+        self.choices = 0  # calls of set_epoch before it began
         self.epoch = epoch
         self.start = start  # samples of the epoch, over all ranks, done before this iteration
         self.skip = skip  # batches to leave out, where the sampler cannot start in the middle
@@ -79,6 +81,8 @@ class _Delivery:
         self._loader = loader
         self._batches = batches
         self._length = length
+        # The loader knows this iterator by its ticket only: workers end with the iterator, not with the loader.
+        self.ticket = object()
         # Without workers a batch is read in this process, whose generators belong to the model.
         own_process = loader.num_workers == 0 and loader.seeds_batches
         self._guard = untouched_generators if own_process else contextlib.nullcontext
@@ -105,7 +109,7 @@ class _Delivery:
 class StatefulDataLoader(DataLoader):
     """A ``DataLoader`` over this rank's part of a dataset, with ``state_dict`` and ``load_state_dict``.
 
-    Epochs. A pass that runs to its end moves the loader on to the next epoch, which is shuffled anew; ``set_epoch`` (of the
+    Epochs. A pass that delivers its last batch is followed by the next epoch, which is shuffled anew; ``set_epoch`` (of the
     loader or of its sampler) chooses another one. Breaking out of a pass leaves the epoch as it is, and the next ``iter`` begins
     it again. ``len(loader)`` is the number of batches of a whole epoch, ``len(iter(loader))`` of what is left of it.
 
@@ -146,6 +150,7 @@ class StatefulDataLoader(DataLoader):
         self._seed = seed
         self._num_replicas = num_replicas
         self._epoch = 0
+        self._choices = 0
         self._resume = (0, 0)  # (epoch, samples done of it), where the sampler does not hold this itself
         self._progress = _Progress(seed if self.seeds_batches else None, rank, num_replicas * batch_size)
         super().__init__(dataset, batch_size, sampler=sampler, drop_last=drop_last, **kwargs)
@@ -166,6 +171,7 @@ class StatefulDataLoader(DataLoader):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next ``iter``; another one than the present begins with its first batch."""
         self._epoch = epoch
+        self._choices += 1
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
@@ -180,6 +186,8 @@ class StatefulDataLoader(DataLoader):
 
     def __iter__(self) -> _Delivery:
         progress = self._progress
+        if self._ran_dry():
+            self.set_epoch(progress.epoch + 1)
         start = self._start()
         resumes_itself = self._stream is not None or isinstance(self.sampler, StatefulDistributedSampler)
         progress.begin(self.epoch, start, 0 if resumes_itself else start // progress.samples_per_step)
@@ -189,9 +197,20 @@ class StatefulDataLoader(DataLoader):
             if not self.persistent_workers:  # workers of an earlier iteration may still have to read their own place
                 self._stream.place = torch.zeros(2, dtype=torch.int64)
             self._stream.place.copy_(torch.tensor([progress.epoch, start]))
-        delivery = _Delivery(self, super().__iter__(), self._remaining())
-        progress.owner = delivery
+        progress.length, progress.choices = self._remaining(), self._all_choices()
+        delivery = _Delivery(self, super().__iter__(), progress.length)
+        progress.ticket = delivery.ticket
         return delivery
+
+    def _ran_dry(self) -> bool:
+        """The iteration before this one delivered its last batch, but was not asked for one more (``for _ in range(n): next(it)``),
+        and nobody has chosen an epoch since."""
+        progress = self._progress
+        known = progress.length is not None
+        return known and progress.delivered >= progress.length and progress.choices == self._all_choices()
+
+    def _all_choices(self) -> int:
+        return self._choices + getattr(self.sampler, "choices", 0)
 
     def _get_iterator(self):
         # torch's iterators read `dataset` once, here. The attribute itself stays what the user gave.
@@ -226,14 +245,13 @@ class StatefulDataLoader(DataLoader):
         return max(len(self) - self._progress.start // self._progress.samples_per_step, 0)
 
     def _count(self, delivery: _Delivery) -> None:
-        if self._progress.owner is delivery:
+        if self._progress.ticket is delivery.ticket:
             self._progress.delivered += 1
 
     def _finish(self, delivery: _Delivery) -> None:
         progress = self._progress
-        if progress.owner is not delivery:
+        if progress.ticket is not delivery.ticket:
             return
-        progress.owner = None
         if self.epoch == progress.epoch:
             self.set_epoch(progress.epoch + 1)
         progress.begin(self.epoch, 0, 0)
@@ -273,7 +291,6 @@ class StatefulDataLoader(DataLoader):
             ) from None
         self.set_epoch(epoch)
         self._resume = (epoch, consumed)
-        self._progress.owner = None
         self._progress.begin(self.epoch, self._start(), 0)
 
     def _check_same_split(self, state: dict[str, Any]) -> None:

@@ -42,6 +42,7 @@ class StatefulDistributedSampler(DistributedSampler):
             raise ConfigError("dataset is empty: there is nothing to deal to the ranks; give a dataset with samples")
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
         self.consumed = 0
+        self.choices = 0  # calls of set_epoch: lets a loader tell a chosen epoch from one that is over
 
     def order(self) -> torch.Tensor:
         """All indices in the order of this epoch, shape (len(dataset),), the same on every rank."""
@@ -69,6 +70,7 @@ class StatefulDistributedSampler(DistributedSampler):
         if epoch != self.epoch:
             self.consumed = 0
         self.epoch = epoch
+        self.choices += 1
 
     def set_start_index(self, start_index: int) -> None:
         """Start this epoch at the ``start_index``-th sample of each rank (upstream's way to resume; needs the same number of

@@ -174,7 +174,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
             bucket.make_master(dtype, torch.device("cpu") if self.cpu_offload else bucket.device)
         repoint(self.optim, self._slots)
         if self._kind is OptimizerKind.SEGMENT_NORMS:
-            self.optim.segment_norms = SegmentNorms(self._reducers)
+            self.optim.segment_norms = SegmentNorms([(r.group, r.slots) for r in self._reducers])
 
     def _make_scaler(self, initial, growth, backoff, interval, low, high, hysteresis) -> Optional[DynamicGradScaler]:
         if self.dtype != torch.float16:

@@ -76,14 +76,7 @@ class ZeroStateMixin:
         master = state.pop(MASTER, None)
         if master is not None and slot.bucket.own_master:
             slot.segment.data.copy_(cut_tensor(master, slot))
-        self.optim.state[slot.segment] = {key: self._local_state(value, slot) for key, value in state.items()}
-
-    @staticmethod
-    def _local_state(value: Any, slot: Slot) -> Any:
-        piece = cut_state(value, slot)
-        if isinstance(piece, Tensor) and piece.is_floating_point() and value.shape == slot.layout.shape:
-            piece = piece.to(slot.segment.dtype)
-        return piece
+        self.optim.state[slot.segment] = {key: cut_state(key, value, slot) for key, value in state.items()}
 
     # -- upstream's names --------------------------------------------------------------------------------------------
 
@@ -113,10 +106,8 @@ class ZeroStateMixin:
     def _describe_state(self, own: dict, slot: Slot) -> list[tuple[str, Any]]:
         """The keys that any rank has for this parameter, each with its value where that is no cut tensor."""
         shape = None if slot.segment is None else slot.segment.shape
-        mine = [
-            (key, None if isinstance(value, Tensor) and value.shape == shape and value.dim() > 0 else value)
-            for key, value in own.items()
-        ]
+        cut = {key for key, value in own.items() if isinstance(value, Tensor) and value.shape == shape and key != "step"}
+        mine = [(key, None if key in cut else value) for key, value in own.items()]
         everyone = comm.all_gather_object(mine, group=slot.bucket.group)
         return next((keys for keys in everyone if keys), [])
 
