@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from .accelerator import get_accelerator
 from .cluster.backend import resolve_backend
 from .cluster.local_rank import remember_local_rank
-from .cluster.rendezvous import gather_at
+from .cluster.rendezvous import await_listener, gather_at
 from .logging import get_dist_logger
 from .utils import set_seed
 from .utils.errors import ConfigError
@@ -221,11 +222,15 @@ def _meet(start: Start, limit: timedelta) -> dist.Store:
     where = f"[{host}]:{start.port}" if ":" in host else f"{host}:{start.port}"
     within = f"within {limit.total_seconds():g} s (set {ENV_TIMEOUT} to wait longer)"
     opens = start.rank == 0 and not from_agent
+    deadline = time.monotonic() + limit.total_seconds()
     try:
+        if not opens:
+            # torch's client doubles the time it is given when nobody answers; so it is started when somebody does.
+            await_listener(host, start.port, deadline)
         store: dist.Store = dist.TCPStore(
             host, start.port, start.world_size, is_master=opens, timeout=limit, wait_for_workers=False
         )
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         reason = (
             f"rank 0 cannot open {where}: choose a free port of this machine"
             if opens

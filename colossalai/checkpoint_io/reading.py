@@ -6,7 +6,7 @@ A file is mapped into memory, so that opening it costs no memory and cutting a p
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, Union
 
 import torch
 from safetensors import safe_open
@@ -83,14 +83,16 @@ def open_table(path: PathLike) -> Mapping[str, Any]:
     return content
 
 
-def _read_whole(path: PathLike, pin: bool) -> dict[str, Any]:
-    def own(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        copy = value.clone()
-        return copy.pin_memory() if pin else copy
+def _own(value: Any, pin: bool) -> Any:
+    """A copy in memory of what may be mapped."""
+    if not isinstance(value, Tensor):
+        return value
+    copy = value.clone()
+    return copy.pin_memory() if pin else copy
 
-    return {name: own(value) for name, value in open_table(path).items()}
+
+def _read_whole(path: PathLike, pin: bool) -> dict[str, Any]:
+    return {name: _own(value, pin) for name, value in open_table(path).items()}
 
 
 class Catalog:
@@ -98,7 +100,7 @@ class Catalog:
 
     Args:
         index: of a sharded checkpoint; or
-        path: the single file.
+        path: the single file, where there is no index.
         low_cpu_mem_mode: map files; else read them ahead into memory (pinned where a CUDA device will want them).
         num_threads: that read ahead.
     """
@@ -136,6 +138,9 @@ class Catalog:
         """Which of the files has ``name``."""
         return self._queue.index(self._file_of[name])
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
     def specs(self) -> dict[str, TensorSpec]:
         """Shape and dtype of every tensor; other values are left out."""
         return {name: TensorSpec.of(value) for name, value in self._items() if isinstance(value, Tensor)}
@@ -171,3 +176,27 @@ class Catalog:
         if name not in table:
             raise CheckpointError(f"{file} has no {name}, although the index says so")
         return table[name]
+
+
+def read_ahead(
+    sources: Sequence[Any],
+    read: Callable[[Any], Iterable[tuple[Any, dict[str, Any]]]],
+    low_cpu_mem_mode: bool = True,
+    num_threads: int = 1,
+) -> Iterator[Iterable[tuple[Any, dict[str, Any]]]]:
+    """What ``read`` gives for each source; without ``low_cpu_mem_mode`` the next ones are read into memory meanwhile."""
+    if low_cpu_mem_mode:
+        yield from map(read, sources)
+        return
+    pin = torch.cuda.is_available()
+
+    def read_whole(source: Any) -> list[tuple[Any, dict[str, Any]]]:
+        return [(key, {name: _own(value, pin) for name, value in entry.items()}) for key, entry in read(source)]
+
+    with ThreadPoolExecutor(max(1, num_threads)) as pool:
+        coming = [pool.submit(read_whole, source) for source in sources[:PREFETCH_FILES]]
+        for source in [*sources[PREFETCH_FILES:], *[None] * len(coming)]:
+            content = coming.pop(0).result()
+            if source is not None:
+                coming.append(pool.submit(read_whole, source))
+            yield content

@@ -105,7 +105,8 @@ class SingleFile:
     def path(self, name: str) -> Path:
         return self._part
 
-    def publish(self, index_name: Optional[str] = None, stale: Iterable[str] = ()) -> None:
+    def publish(self) -> None:
+        _sync_file(self._part)
         os.replace(self._part, self.target)
         sync_directory(self.target.parent)
 

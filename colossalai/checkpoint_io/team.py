@@ -61,6 +61,10 @@ class Team:
         if error is not None:
             raise _as_ours(error) from error
 
+    def first(self, value: Any) -> Any:
+        """The first rank's value, on all ranks."""
+        return value if self.size == 1 else comm.broadcast_object(value, src=0, group=self.group)
+
     def share_all(self, error: Optional[Exception]) -> None:
         """Raise the error of the lowest rank that has one on all ranks."""
         if self.size == 1:

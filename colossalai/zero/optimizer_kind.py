@@ -8,8 +8,10 @@ tensor whole, on one owner rank. An optimizer not known here is tried once on a 
 import inspect
 from collections import OrderedDict, defaultdict
 from enum import Enum
+from typing import Callable
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from colossalai.logging import get_dist_logger
@@ -83,20 +85,42 @@ def runs_on_pieces(optim: Optimizer) -> bool:
 
     An optimizer that cannot be tried (it raises, it draws random numbers) is taken not to.
     """
-    generator = torch.Generator().manual_seed(0)
-    values = [torch.randn(6, 4, generator=generator), torch.randn(8, generator=generator)]
-    grads = [[torch.randn(v.shape, generator=generator) for v in values] for _ in range(2)]
+    values, grads = _toy()
     halves = lambda tensors: [half for t in tensors for half in t.reshape(-1).chunk(2)]
     try:
         with torch.random.fork_rng(devices=[]):
-            whole = _toy_steps(optim, values, grads)
-            pieces = _toy_steps(optim, halves(values), [halves(g) for g in grads])
+            whole = toy_steps(optim, values, grads)
+            pieces = toy_steps(optim, halves(values), [halves(g) for g in grads])
     except Exception:
         return False
     return all(torch.equal(a, b) for a, b in zip(halves(whole), pieces))
 
 
-def _toy_steps(optim: Optimizer, values: list, grads: list[list]) -> list:
+def check_runs_on(optim: Optimizer, cut: Callable[[Tensor], Tensor], join: Callable[[Tensor], Tensor]) -> None:
+    """Raise ConfigError unless ``optim`` gives on tensors cut by ``cut`` what it gives on whole ones; collective as these are."""
+    if type(optim) in ELEMENTWISE:
+        return
+    values, grads = _toy()
+    name, reason = type(optim).__name__, "gives another result on sharded tensors"
+    try:
+        with torch.random.fork_rng(devices=[]):
+            whole = toy_steps(optim, values, grads)
+            pieces = toy_steps(optim, [cut(v) for v in values], [[cut(g) for g in step] for step in grads])
+        if all(torch.allclose(a, join(b), atol=1e-6) for a, b in zip(whole, pieces)):
+            return
+    except Exception as error:
+        reason = f"cannot step sharded tensors ({str(error).splitlines()[0][:120]})"
+    raise ConfigError(f"optimizer {name} {reason}: use LowLevelZeroPlugin, which keeps its tensors whole, or another optimizer")
+
+
+def _toy() -> tuple[list[Tensor], list[list[Tensor]]]:
+    """A matrix and a vector, and gradients of both for two steps."""
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(6, 4, generator=generator), torch.randn(8, generator=generator)]
+    return values, [[torch.randn(v.shape, generator=generator) for v in values] for _ in range(2)]
+
+
+def toy_steps(optim: Optimizer, values: list, grads: list[list]) -> list:
     """The values after one step of a copy of ``optim`` for each list of gradients."""
     twin = object.__new__(type(optim))
     twin.__dict__.update(optim.__dict__)

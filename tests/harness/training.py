@@ -77,8 +77,8 @@ def make_plugin(name: str, max_norm: float = 0.0, precision: str = "fp32", **kwa
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy of a tensor that may be sharded; collective then."""
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+    """A copy on the CPU of a tensor that may be sharded; collective then."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().cpu().clone()
 
 
 def whole_params(model) -> dict[str, torch.Tensor]:
@@ -91,7 +91,7 @@ def whole_params(model) -> dict[str, torch.Tensor]:
 def whole_grads(model, optimizer) -> dict[str, torch.Tensor]:
     """What ``get_param_grad`` gives for each parameter that has a gradient."""
     found = {name: optimizer.get_param_grad(p) for name, p in model.unwrap().named_parameters()}
-    return {name: grad.float() for name, grad in found.items() if grad is not None}
+    return {name: grad.float().cpu() for name, grad in found.items() if grad is not None}
 
 
 def digest(tensors: dict[str, torch.Tensor]) -> str:
@@ -112,9 +112,13 @@ class Recipe:
     """For each step its micro-batches, each the whole batch of all ranks."""
     loss: Callable[[torch.nn.Module, dict], torch.Tensor]
 
-    def reference(self, max_norm: float = 0.0) -> Run:
-        """REF of this recipe."""
-        return reference_run(self.build(), self.optimizer, self.windows(), self.loss, max_norm)
+    def reference(self, max_norm: float = 0.0, parts: int = 1) -> Run:
+        """REF of this recipe; with ``parts`` the mean of the losses of the ranks' parts, where these differ in what they use."""
+
+        def mean_of_parts(model: torch.nn.Module, batch: dict) -> torch.Tensor:
+            return sum(self.loss(model, TinyModel.part(batch, index, parts)) for index in range(parts)) / parts
+
+        return reference_run(self.build(), self.optimizer, self.windows(), self.loss if parts == 1 else mean_of_parts, max_norm)
 
 
 def mlp_windows(steps: int = STEPS, micro: int = 1, rows: int | None = None) -> list[list[dict]]:
@@ -131,11 +135,13 @@ def fit(
     max_norm: float = 0.0,
     how: str = "plain",
     read_grads: tuple[int, ...] = (),
+    same_data: bool = False,
     booster_args: dict | None = None,
 ) -> dict:
     """One rank's training of ``recipe`` under ``plugin``: losses, norms, gradients that were read, parameters, digests.
 
     ``max_norm`` clips by ``clip_grad_by_norm``, where the user does it (DDP, FSDP); ZeRO's is an argument of its plugin.
+    With ``same_data`` every rank takes the whole batch: mean gradients are then bitwise those of one process.
     """
     from colossalai.booster import Booster
 
@@ -144,7 +150,8 @@ def fit(
     model, optimizer, *_ = booster.boost(model, recipe.optimizer(model))
     losses, norms, grads = [], [], {}
     for step, batches in enumerate(recipe.windows()):
-        losses.append(run_window(recipe.loss, how, booster, model, optimizer, batches, (rank, world_size)))
+        place = (0, 1) if same_data else (rank, world_size)
+        losses.append(run_window(recipe.loss, how, booster, model, optimizer, batches, place))
         if step in read_grads:
             grads[step] = whole_grads(model, optimizer)
         norm = optimizer.clip_grad_by_norm(max_norm) if max_norm else None
@@ -160,11 +167,12 @@ def fit(
 
 def run_window(loss_of, how: str, booster, model, optimizer, batches: list, place: tuple[int, int]) -> float:
     """Forward and backward of one step's micro-batches on this rank's part of each; returns the mean loss."""
-    total = 0.0
+    total, device = 0.0, next(model.parameters()).device
     for number, batch in enumerate(batches):
         inside = how == "no_sync" and number < len(batches) - 1
+        part = {key: value.to(device) for key, value in TinyModel.part(batch, *place).items()}
         with booster.no_sync(model, optimizer) if inside else nullcontext():
-            loss = loss_of(model, TinyModel.part(batch, *place)) / len(batches)
+            loss = loss_of(model, part) / len(batches)
             booster.backward(loss, optimizer)
         total += loss.item()
     return total

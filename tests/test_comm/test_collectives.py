@@ -205,13 +205,14 @@ def large_and_reused(rank, world_size):
     numel = 3 << 19
     bounds = comm.even_bounds(numel, world_size)
     flats = [make(rank, numel, seed=seed) for seed in range(4)]
-    pairs = [comm.reduce_scatter(flat, bounds, async_op=True) for flat in flats]
-    for _, work in pairs:
-        work.wait()
-        work.wait()
-    for seed, (slice_, _) in enumerate(pairs):
-        expected = rounded_sum(stack(world_size, numel, seed=seed))[bounds[rank] : bounds[rank + 1]]
-        assert torch.equal(slice_, expected)
+    for _ in range(2):
+        pairs = [comm.reduce_scatter(flat, bounds, async_op=True) for flat in flats]
+        for _, work in pairs:
+            work.wait()
+            work.wait()
+        for seed, (slice_, _) in enumerate(pairs):
+            expected = rounded_sum(stack(world_size, numel, seed=seed))[bounds[rank] : bounds[rank + 1]]
+            assert torch.equal(slice_, expected)
     halves = flats[0].bfloat16()
     comm.all_reduce(halves)
     torch.testing.assert_close(halves, rounded_sum(stack(world_size, numel, torch.bfloat16)), rtol=0.01, atol=0.01)

@@ -75,6 +75,7 @@ class LowLevelZeroModel(ModelWrapper, AMPModelMixin):
     def attach(self, optimizer: LowLevelZeroOptimizer) -> None:
         """Note the optimizer whose masters follow these weights."""
         self.optimizer = optimizer
+        self.module.register_state_dict_pre_hook(lambda *args: optimizer._force_wait_all_gather())
         if self.overlap_allgather:
             self._gate = ParameterGate(self.module, optimizer)
 
@@ -253,6 +254,8 @@ class LowLevelZeroPlugin(DPPluginBase):
             add_adapters_to_optimizer(model, optimizer)
         if not isinstance(model, ModelWrapper):
             model = LowLevelZeroModel(model, self.precision, self.overlap_allgather, self.cast_inputs)
+            if optimizer is None:
+                sync_from_first_rank(model.module)
         if optimizer is not None and not isinstance(optimizer, OptimizerWrapper):
             in_optimizer = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
             sync_from_first_rank(model.module, skip=in_optimizer)

@@ -90,14 +90,16 @@ class TorchDDPPlugin(DPPluginBase):
         refuse_pending_arguments("TorchDDPPlugin", fp8_communication=fp8_communication)
         check_loss_reduction(loss_reduction)
         self.loss_reduction, self.lora_enabled = loss_reduction, False
+        self.bucket_bytes = int(bucket_cap_mb * 2**20)
         self.ddp_kwargs = dict(
-            broadcast_buffers=broadcast_buffers,
             bucket_cap_mb=bucket_cap_mb,
             find_unused_parameters=find_unused_parameters,
-            check_reduction=check_reduction,
             gradient_as_bucket_view=gradient_as_bucket_view,
             static_graph=static_graph,
         )
+        # Torch warns about these two whatever their value, so they go along only where they say something.
+        self.ddp_kwargs |= {} if broadcast_buffers else {"broadcast_buffers": False}
+        self.ddp_kwargs |= {"check_reduction": True} if check_reduction else {}
 
     def supported_devices(self) -> list[str]:
         return ["cuda", "npu", "cpu"]
@@ -137,7 +139,7 @@ class TorchDDPPlugin(DPPluginBase):
 
     def _wrap(self, model: nn.Module) -> ModelWrapper:
         if comm.is_fake():  # torch's C++ reducer runs on no fake tensor: the stage-0 bucket does the same
-            return DataParallelModel(model, self.ddp_kwargs["bucket_cap_mb"] * 2**20)
+            return DataParallelModel(model, self.bucket_bytes)
         if get_accelerator().name == "cuda":
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return TorchDDPModel(model, **self.ddp_kwargs)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -19,6 +19,7 @@ from colossalai.interface import ModelWrapper, OptimizerWrapper
 from colossalai.interface.token_weight import check_loss_reduction
 from colossalai.utils.errors import ConfigError
 from colossalai.utils.pending import refuse_pending_arguments
+from colossalai.zero.optimizer_kind import check_runs_on
 
 from ._common import move_to_device, require_distributed, sync_from_first_rank, weigh_by_tokens
 from .dp_plugin_base import DPPluginBase
@@ -165,11 +166,23 @@ class TorchFSDPPlugin(DPPluginBase):
             names = {p: name for name, p in model.named_parameters()}
             model = self._shard(move_to_device(model))
             if optimizer is not None:
+                self._check_optimizer(optimizer)
                 repoint_to_shards(optimizer, names, model.module)
         if optimizer is not None and not isinstance(optimizer, OptimizerWrapper):
             optimizer = FSDPOptimizerWrapper(optimizer, model)
             weigh_by_tokens(self.loss_reduction, model, optimizer)
         return model, optimizer, criterion, dataloader, lr_scheduler
+
+    def _check_optimizer(self, optimizer: Optimizer) -> None:
+        if comm.is_fake():
+            return
+        mesh = self._mesh()
+        check_runs_on(optimizer, lambda t: distribute_tensor(t.to(mesh.device_type), mesh, [Shard(0)]), lambda t: t.full_tensor().cpu())
+
+    def _mesh(self) -> DeviceMesh:
+        world = torch.distributed.group.WORLD if self.process_group is None else self.process_group
+        with comm.real_tensors():
+            return DeviceMesh.from_group(world, "cpu" if comm.is_fake() else get_accelerator().name)
 
     def _shard(self, model: nn.Module) -> TorchFSDPModel:
         if self.sync_module_states:
@@ -179,15 +192,14 @@ class TorchFSDPPlugin(DPPluginBase):
                 if buffer.is_floating_point():
                     buffer.data = buffer.data.to(self.buffer_dtype)
         ignored = {p for module in self.ignored_modules for p in module.parameters()}
-        device = "cpu" if comm.is_fake() else get_accelerator().name
-        world = torch.distributed.group.WORLD if self.process_group is None else self.process_group
+        mesh = self._mesh()
         return TorchFSDPModel(
             model,
             blocks_to_wrap(model, self.auto_wrap_policy, self.ignored_modules),
-            mesh=DeviceMesh.from_group(world, device),
+            mesh=mesh,
             reshard_after_forward=self.reshard_after_forward,
             mp_policy=self.mixed_precision,
-            offload_policy=CPUOffloadPolicy(pin_memory=device == "cuda") if self.offload else OffloadPolicy(),
+            offload_policy=CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if self.offload else OffloadPolicy(),
             ignored_params=ignored or None,
         )
 

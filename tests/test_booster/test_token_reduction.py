@@ -1,0 +1,127 @@
+"""loss_reduction="token": gradients of the mean over all labels of the global batch, whatever each part has of them."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from colossalai.testing import TINY_MODELS, reference_run
+from tests.harness import CaseFailure, run_cases, run_workers
+from tests.harness.training import Recipe, check_parity, fit, make_optimizer, make_plugin
+
+pytestmark = pytest.mark.fast
+MODEL = TINY_MODELS["LLA-T"]
+STEPS, MICRO = 2, 2
+
+
+def windows():
+    """Micro-batches of 4 rows with very different numbers of labels a row: 15, 3, 9 and 1 after the shift."""
+    steps = []
+    for step in range(STEPS):
+        steps.append([])
+        for micro in range(MICRO):
+            batch = MODEL.batch(step * MICRO + micro)
+            labels = batch["labels"].clone()
+            for row, used in enumerate((15, 3, 9, 1) if micro == 0 else (2, 14, 5, 15)):
+                labels[row, 1 + used :] = -100
+            steps[-1].append(batch | {"labels": labels})
+    return steps
+
+
+RECIPE = Recipe(MODEL.build, lambda m: make_optimizer("sgd1", m), windows, MODEL.loss)
+
+
+def token_mean(model, batch):
+    """The sum over the labels of a batch; divided by the window's number of labels below."""
+    count = (batch["labels"][:, 1:] != -100).sum()
+    return model(**batch).loss * count
+
+
+def token_reference(max_norm):
+    steps = [[{key: torch.cat([batch[key] for batch in step]) for key in step[0]} for step in [step]] for step in windows()]
+
+    def loss(model, batch):
+        return token_mean(model, batch) / (batch["labels"][:, 1:] != -100).sum()
+
+    return reference_run(MODEL.build(), RECIPE.optimizer, steps, loss, max_norm)
+
+
+def train_tokens(rank, world_size, plugin, how, max_norm, loss_reduction):
+    zero = plugin.startswith("zero")
+    made = make_plugin(plugin, max_norm if zero else 0.0, loss_reduction=loss_reduction)
+    return fit(rank, world_size, RECIPE, made, max_norm=0.0 if zero else max_norm, how=how, read_grads=(0,))
+
+
+CASES = {
+    f"{loss_reduction}-{plugin}-{how}-{max_norm:g}": {
+        "plugin": plugin,
+        "how": how,
+        "max_norm": max_norm,
+        "loss_reduction": loss_reduction,
+    }
+    for loss_reduction, plugin, how, max_norm in product(
+        ("token", "mean"), ("ddp", "fsdp", "zero1", "zero2"), ("plain", "no_sync"), (0.0, 0.05)
+    )
+}
+_results: dict = {}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_token_and_plain_mean(name):
+    """2 ranks, windows of 2 micro-batches. By default the gradient is that of the mean of the means the user returned."""
+    if not _results:
+        _results.update(run_cases(2, train_tokens, CASES))
+    results, case = _results[name], CASES[name]
+    assert not isinstance(results, CaseFailure), str(results)
+    by_token = token_reference(case["max_norm"])
+    by_mean = RECIPE.reference(case["max_norm"], parts=2)
+    wanted = by_token if case["loss_reduction"] == "token" else by_mean
+    wanted.losses = by_mean.losses  # the losses that the user sees stay local means
+    check_parity(results, wanted)
+
+
+def test_the_two_references_differ():
+    """Else the test above would show nothing."""
+    from colossalai.testing import worst_error
+
+    assert worst_error(token_reference(0.0).grads[0], RECIPE.reference(parts=2).grads[0]) > 0.1
+
+
+def fp16_tokens(rank, world_size, stage):
+    plugin = make_plugin(f"zero{stage}", precision="fp16", initial_scale=2.0**10, loss_reduction="token")
+    return fit(rank, world_size, RECIPE, plugin, read_grads=(0,))["grads"]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_token_weights_under_a_loss_scale(stage):
+    """fp16 against the fp32 reference, loosely: 3 % would not hide a wrong weight."""
+    from colossalai.testing import worst_error
+
+    grads = run_workers(2, fp16_tokens, stage=stage)[0][0]
+    assert worst_error(grads, token_reference(0.0).grads[0]) < 0.03
+
+
+def misuse(rank, world_size, plugin):
+    """Backward without labels, and num_items_in_batch on top."""
+    from colossalai.booster import Booster
+    from colossalai.utils.errors import ConfigError
+
+    booster = Booster(plugin=make_plugin(plugin, loss_reduction="token"))
+    model = MODEL.build()
+    model, optimizer, *_ = booster.boost(model, RECIPE.optimizer(model))
+    batch, said = MODEL.batch(0), []
+    for call in (
+        lambda: booster.backward(model(input_ids=batch["input_ids"]).logits.sum(), optimizer),
+        lambda: model(**batch, num_items_in_batch=4),
+    ):
+        try:
+            call()
+        except ConfigError as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize("plugin", ["ddp", "fsdp", "zero1"])
+def test_token_weights_need_labels(plugin):
+    for said in run_workers(2, misuse, plugin=plugin):
+        assert len(said) == 2 and "labels" in said[0] and "num_items_in_batch" in said[1]
