@@ -14,7 +14,9 @@ SOURCES = "colossalai.kernel.extensions"  # where the builders and the native so
 def load_builders():
     """The package extensions/ of this folder. Build front ends do not put the folder on sys.path."""
     spec = importlib.util.spec_from_file_location(
-        "colossalai_extensions", HERE / "extensions" / "__init__.py", submodule_search_locations=[str(HERE / "extensions")]
+        "colossalai_extensions",
+        HERE / "extensions" / "__init__.py",
+        submodule_search_locations=[str(HERE / "extensions")],
     )
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

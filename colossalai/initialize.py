@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 
 from .accelerator import get_accelerator
@@ -44,7 +43,9 @@ class Start:
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank={self.rank} must be from 0 to world_size - 1 = {self.world_size - 1}")
         if self.local_rank is not None and self.local_rank < 0:
-            raise ConfigError(f"local_rank={self.local_rank} must be 0 or more, or None for rank % devices of this machine")
+            raise ConfigError(
+                f"local_rank={self.local_rank} must be 0 or more, or None for rank % devices of this machine"
+            )
         if self.host is None and self.world_size > 1:
             raise ConfigError(f"host=None with world_size={self.world_size}: name the machine of rank 0")
         if self.host is not None and (self.port is None or not 0 < self.port < 65536):
@@ -67,8 +68,8 @@ def launch(
         rank: the number of this process, 0 to ``world_size - 1``.
         host: the machine of rank 0; an IPv6 address is fine. None for a world of one, which then needs no network.
         port: a free TCP port there.
-        backend: ``"nccl"`` means the accelerator's own backend: NCCL (with gloo for host memory) on CUDA, gloo on a CPU.
-            Any other is used as given.
+        backend: ``"nccl"`` means the accelerator's own backend: NCCL (with gloo for host memory) on CUDA, gloo on a
+            CPU. Any other is used as given.
         local_rank: which device of this machine to take; None means ``rank`` modulo their number.
         seed: for Python, numpy and torch, the same on every rank.
         verbose: say on rank 0 how many have met.
@@ -84,7 +85,11 @@ def launch(
     if not _already_in(start):
         store = dist.HashStore() if start.host is None else _meet(start, rendezvous_timeout())
         dist.init_process_group(
-            chosen, rank=start.rank, world_size=start.world_size, store=dist.PrefixStore("colossalai", store), timeout=limit
+            chosen,
+            rank=start.rank,
+            world_size=start.world_size,
+            store=dist.PrefixStore("colossalai", store),
+            timeout=limit,
         )
     remember_local_rank(start.local_rank)
     set_seed(seed)
@@ -165,7 +170,8 @@ class _Environment:
             return int(text)
         except ValueError:
             raise RuntimeError(
-                f"{self._who}: the environment variable {' or '.join(names)} is {text!r}, not an integer; {self._advice}"
+                f"{self._who}: the environment variable {' or '.join(names)} is {text!r}, not an integer; "
+                f"{self._advice}"
             ) from None
 
 
@@ -189,7 +195,7 @@ def _already_in(start: Start) -> bool:
     if (dist.get_rank(), dist.get_world_size()) != (start.rank, start.world_size):
         raise ConfigError(
             f"launch(rank={start.rank}, world_size={start.world_size}): this process is rank {dist.get_rank()} of "
-            f"{dist.get_world_size()} already; call torch.distributed.destroy_process_group() before joining another world"
+            f"{dist.get_world_size()} already; call torch.distributed.destroy_process_group() before joining another"
         )
     return True
 
@@ -203,8 +209,8 @@ def _take_device(start: Start, backend: str) -> None:
     if device >= devices:
         if accelerator.communication_backend in backend:
             raise ConfigError(
-                f"local_rank={device}: this machine shows {devices} {accelerator.name} device(s); start no more processes "
-                "than that on it (see CUDA_VISIBLE_DEVICES), or let them share with backend='gloo'"
+                f"local_rank={device}: this machine shows {devices} {accelerator.name} device(s); start no more "
+                "processes than that on it (see CUDA_VISIBLE_DEVICES), or let them share with backend='gloo'"
             )
         device %= devices
     accelerator.set_device(device)
@@ -234,8 +240,8 @@ def _meet(start: Start, limit: timedelta) -> dist.Store:
         reason = (
             f"rank 0 cannot open {where}: choose a free port of this machine"
             if opens
-            else f"rank {start.rank} of {start.world_size} found nobody at {where} {within}: host and port must be those of "
-            "rank 0, which must have been started and be reachable from here"
+            else f"rank {start.rank} of {start.world_size} found nobody at {where} {within}: host and port must be "
+            "those of rank 0, which must have been started and be reachable from here"
         )
         raise RuntimeError(f"launch: {reason} [{_first_line(error)}]") from error
     if from_agent:

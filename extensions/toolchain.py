@@ -21,4 +21,6 @@ def build_flag(environ: Mapping[str, str] = os.environ) -> bool:
         return True
     if word in _OFF:
         return False
-    raise ValueError(f"BUILD_EXT={value!r} is neither on ({', '.join(_ON)}) nor off ({', '.join(filter(None, _OFF))} or unset)")
+    raise ValueError(
+        f"BUILD_EXT={value!r} is neither on ({', '.join(_ON)}) nor off ({', '.join(filter(None, _OFF))} or unset)"
+    )

@@ -88,7 +88,8 @@ def test_world_of_one_without_environment():
     random.seed(7), np.random.seed(7), torch.manual_seed(7)
     draws = (random.random(), float(np.random.rand()), torch.rand(1).item())
     assert seen == {
-        "rank": 0, "world_size": 1, "backend": "gloo", "total": 1.0, "local_rank": 0, "node_master": True, "draws": draws,
+        "rank": 0, "world_size": 1, "backend": "gloo", "total": 1.0, "local_rank": 0, "node_master": True,
+        "draws": draws,
     }  # fmt: skip
 
 
@@ -111,7 +112,11 @@ def test_launch_by_hand_keeps_the_local_rank_it_was_told():
     port = free_port()
     seen = run_fresh(
         [
-            (start_and_report, dict(how="launch", rank=r, world_size=2, host="localhost", port=port, local_rank=1 - r), {})
+            (
+                start_and_report,
+                dict(how="launch", rank=r, world_size=2, host="localhost", port=port, local_rank=1 - r),
+                {},
+            )
             for r in range(2)
         ]
     )

@@ -130,7 +130,9 @@ class CpuAccelerator(BaseAccelerator):
         return {}
 
     def memory_summary(self, device: Device = None, abbreviated: bool = False) -> str:
-        return f"cpu: {self.memory_reserved() / 2**30:.3f} GiB resident, peak {self.max_memory_reserved() / 2**30:.3f} GiB"
+        return (
+            f"cpu: {self.memory_reserved() / 2**30:.3f} GiB resident, peak {self.max_memory_reserved() / 2**30:.3f} GiB"
+        )
 
     def memory_snapshot(self) -> list[dict[str, Any]]:
         return []
@@ -163,7 +165,9 @@ class CpuAccelerator(BaseAccelerator):
         try:
             import resource
         except ImportError as missing:
-            raise RuntimeError("set_per_process_memory_fraction: this system cannot limit a process's memory") from missing
+            raise RuntimeError(
+                "set_per_process_memory_fraction: this system cannot limit a process's memory"
+            ) from missing
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (int(host_memory_bytes() * fraction), hard))
 
@@ -191,7 +195,7 @@ class CpuAccelerator(BaseAccelerator):
 
 
 def host_memory_bytes() -> int:
-    """The memory of this machine in bytes, or of the container where a limit is set; 0 where the system does not tell."""
+    """The memory of this machine, or of its container, in bytes; 0 where the system does not tell."""
     try:
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):

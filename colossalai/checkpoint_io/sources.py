@@ -102,8 +102,8 @@ class ModuleSource:
     def hf_model(self) -> Optional[nn.Module]:
         """The Hugging Face model that this is, else None."""
         model = self.module.base_model if isinstance(self.module, PeftUnwrapMixin) else self.module
-        transformers = sys.modules.get("transformers")
-        return model if transformers is not None and isinstance(model, transformers.PreTrainedModel) else None
+        modeling = sys.modules.get("transformers.modeling_utils")  # imported already where this is such a model
+        return model if modeling is not None and isinstance(model, modeling.PreTrainedModel) else None
 
     def entries(self) -> list[TensorEntry]:
         """Parameters, then persistent buffers, in the order of ``state_dict``; tied ones once, under their first name."""
@@ -187,9 +187,14 @@ class TorchOptimizerSource:
         for group, saved in zip(self.optimizer.param_groups, groups):
             group.update({key: value for key, value in saved.items() if key != "params"})
 
+    def bind(self) -> list[tuple[Tensor, dict]]:
+        """(parameter, its group) by id, as :meth:`load_entry` needs them."""
+        self._targets = self._params()
+        return self._targets
+
     def begin_load(self) -> None:
         """Forget all state: what is not in the checkpoint starts anew."""
-        self._targets = self._params()
+        self.bind()
         self.optimizer.state.clear()
 
     def load_entry(self, param_id: int, state: dict[str, Any]) -> None:

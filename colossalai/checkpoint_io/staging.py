@@ -141,8 +141,9 @@ class Staging:
             stale: names in the directory that belong to the old checkpoint only.
             renames: {old name: new name} of files that must not be read as part of the new checkpoint.
         """
-        files = sorted(path.name for path in self._folder.iterdir())
-        for path in self._folder.iterdir():
+        paths = [path for path in self._folder.rglob("*") if path.is_file()]
+        files = sorted(path.relative_to(self._folder).as_posix() for path in paths)
+        for path in paths:
             _sync_file(path)
         sync_directory(self._folder)
         journal = self.directory / f"{_JOURNAL_PREFIX}{self.index_name}"
@@ -175,6 +176,7 @@ def _sync_file(path: Path) -> None:
 
 def _move(source: Path, target: Path) -> None:
     try:
+        target.parent.mkdir(exist_ok=True)
         os.replace(source, target)
     except FileNotFoundError:  # done before
         pass

@@ -12,7 +12,7 @@ import torch
 
 from colossalai import comm
 from colossalai.accelerator import get_accelerator
-from colossalai.utils.errors import CheckpointError
+from colossalai.utils.errors import CheckpointError, ConfigError
 
 from .reading import read_torch
 from .staging import SingleFile
@@ -56,6 +56,7 @@ def save_training_state(team: Team, path: Path, dataloader: Any = None, extra: O
         dataloader: with ``state_dict()``; None for none.
         extra: plain values and tensors, the first rank's is kept: step and epoch counters and the like.
     """
+    _check_loader(dataloader)
     mine = {"random": random_state(), "data": None if dataloader is None else plain(dataloader.state_dict())}
     everyone = [mine] if team.alone else comm.gather_object(mine, dst=0, group=team.group)
     with team.on_writer() as writes:
@@ -76,6 +77,7 @@ def load_training_state(team: Team, path: Path, dataloader: Any = None) -> dict[
     With more ranks than were saved, the new ones take the first rank's random states; with any other number of ranks the data
     position is the first rank's, which a loader that counts samples of the whole world turns into its own.
     """
+    _check_loader(dataloader)
     error, content = None, None
     try:
         content = read_torch(path, map_memory=False)
@@ -98,3 +100,10 @@ def load_training_state(team: Team, path: Path, dataloader: Any = None) -> dict[
     if not same_size:
         team.warn(f"{path} was saved by {content['world_size']} ranks and is loaded by {team.size}: random numbers differ")
     return content["extra"]
+
+
+def _check_loader(dataloader: Any) -> None:
+    if dataloader is not None and not (hasattr(dataloader, "state_dict") and hasattr(dataloader, "load_state_dict")):
+        raise ConfigError(
+            f"dataloader={type(dataloader).__name__} cannot say where it is: build it with plugin.prepare_dataloader, or pass None"
+        )

@@ -30,7 +30,9 @@ class ProcessGroupMesh:
         if not size or any(not isinstance(n, int | np.integer) or n < 1 for n in size):
             raise ConfigError(f"ProcessGroupMesh{size}: give the length of every axis, each at least 1")
         if not dist.is_initialized():
-            raise ConfigError("ProcessGroupMesh: this process has not joined a world; call colossalai.launch_from_torch() first")
+            raise ConfigError(
+                "ProcessGroupMesh: this process has not joined a world; call colossalai.launch_from_torch() first"
+            )
         world_size = dist.get_world_size()
         if math.prod(size) != world_size:
             raise ConfigError(

@@ -38,7 +38,9 @@ def gather_at(store: dist.Store, rank: int, world_size: int, limit: timedelta, w
         where: where and how long was waited, for the message.
     """
     if store.add(f"claims/{rank}", 1) > 1:
-        raise RuntimeError(_object(store, f"two processes say they are rank {rank}; give every process a rank of its own"))
+        raise RuntimeError(
+            _object(store, f"two processes say they are rank {rank}; give every process a rank of its own")
+        )
     store.set(f"arrived/{rank}", str(world_size))
     verdict = _judge(store, world_size, limit, where) if rank == 0 else _hear(store, rank, world_size, limit, where)
     if verdict:
@@ -55,7 +57,9 @@ def _hear(store: dist.Store, rank: int, world_size: int, limit: timedelta, where
     try:
         of_first = int(store.get("arrived/0"))
         if of_first != world_size:
-            _object(store, f"the processes disagree on world_size: rank 0 says {of_first}, rank {rank} says {world_size}")
+            _object(
+                store, f"the processes disagree on world_size: rank 0 says {of_first}, rank {rank} says {world_size}"
+            )
         store.wait(["verdict"], limit + timedelta(seconds=_GRACE_SECONDS))
         verdict = store.get("verdict").decode()
         store.add("heard", 1)
@@ -68,7 +72,7 @@ def _judge(store: dist.Store, world_size: int, limit: timedelta, where: str) -> 
     deadline = time.monotonic() + limit.total_seconds()
     keys = [f"arrived/{rank}" for rank in range(world_size)]
     missing, verdict, pause = set(), "", 0.002
-    # Asked again and again: a wait of the store would not notice an objection, and complains on the screen at its limit.
+    # Asked again and again: a wait of the store would not notice an objection, and complains on the screen.
     while not verdict and not store.check(keys):
         if store.check(["objection"]):
             verdict = store.get("objection").decode()
@@ -76,8 +80,8 @@ def _judge(store: dist.Store, world_size: int, limit: timedelta, where: str) -> 
             missing = {rank for rank in range(world_size) if not store.check([keys[rank]])}
             if missing:
                 verdict = (
-                    f"{world_size} processes were expected, and rank(s) {', '.join(map(str, sorted(missing)))} did not come "
-                    f"{where}. Were all processes started, and is world_size={world_size} right?"
+                    f"{world_size} processes were expected, and rank(s) {', '.join(map(str, sorted(missing)))} did "
+                    f"not come {where}. Were all processes started, and is world_size={world_size} right?"
                 )
         time.sleep(pause)
         pause = min(pause * 2, _LOOK_SECONDS)

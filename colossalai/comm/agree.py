@@ -35,8 +35,8 @@ __all__ = ["agree", "barrier"]
 _GRACE = timedelta(seconds=2)
 _SHOWN = 200
 
-_rounds: Counter = Counter()
-_rounds_of: Any = None
+# Rounds so far by group object, so that a world made anew counts from 0 on all ranks.
+_rounds: "weakref.WeakKeyDictionary[dist.ProcessGroup, Counter]" = weakref.WeakKeyDictionary()
 
 
 def agree(
@@ -61,8 +61,8 @@ def agree(
     if world_size(group) == 1 or is_fake(group):
         return
     limit = _limit(timeout)
-    ranks, me = global_ranks(group), dist.get_rank()
-    round_ = _Round(tag, ranks, me, group_label(group))
+    round_ = _Round(tag, group)
+    ranks, me = round_.ranks, round_.me
     try:
         round_.store.set(round_.key(me), json.dumps({name: _text(value) for name, value in values.items()}))
         error = round_.judge(limit, hint) if me == ranks[0] else round_.await_verdict(limit + _GRACE, hint)
@@ -85,13 +85,15 @@ def barrier(group: Optional[dist.ProcessGroup] = None, timeout: Union[None, floa
 
 
 class _Round:
-    def __init__(self, tag: str, ranks: Tuple[int, ...], me: int, label: str) -> None:
-        self.ranks, self.me = ranks, me
-        name = label or f"ranks {_listed(ranks)}"
-        self.title = f"agreement {tag!r} in {name}"
-        group_key = hashlib.sha1(repr(ranks).encode()).hexdigest()[:16]
-        number = _next_round((tag, ranks))
-        self.store = dist.PrefixStore(f"colossalai/agree/{group_key}/{tag}/{number}", _default_store())
+    def __init__(self, tag: str, group: Optional[dist.ProcessGroup]) -> None:
+        self.ranks, self.me = global_ranks(group), dist.get_rank()
+        self.title = f"agreement {tag!r} in {group_label(group) or f'ranks {_listed(self.ranks)}'}"
+        group = group or dist.group.WORLD
+        rounds = _rounds.setdefault(group, Counter())
+        # torch gives a group one name on all of its ranks, and uses it the same way.
+        prefix = f"colossalai/agree/{group.group_name}/{tag}/{rounds[tag]}"
+        rounds[tag] += 1
+        self.store = dist.PrefixStore(prefix, _default_store())
 
     def key(self, rank: int) -> str:
         return str(rank)
@@ -205,14 +207,3 @@ def _limit(timeout: Union[None, float, timedelta]) -> timedelta:
 def _default_store() -> dist.Store:
     return dist.distributed_c10d._get_default_store()
 
-
-def _next_round(key: Tuple[str, Tuple[int, ...]]) -> int:
-    """Counts from 0 anew in each world: a process group that was destroyed and made again has another store."""
-    global _rounds_of
-    world = dist.group.WORLD
-    if _rounds_of is None or _rounds_of() is not world:
-        _rounds.clear()
-        _rounds_of = weakref.ref(world)
-    number = _rounds[key]
-    _rounds[key] += 1
-    return number

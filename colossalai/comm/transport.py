@@ -81,7 +81,7 @@ def sum_into_slices(
         return Work()
     backend = backend_name(group, flat.device.type)
     if backend == "gloo" or not is_even(bounds) or out.dtype != flat.dtype:
-        return _sum_by_exchange(cut, bounds, out, group, op, reuse=backend == "gloo")
+        return _sum_by_exchange(cut, bounds, out, group, op, on_host=backend == "gloo")
     if backend == "fake":
         # Nothing travels there, and an uninitialised result would put NaN into a step that runs true kernels.
         out.copy_(flat[bounds[me] : bounds[me + 1]])
@@ -148,11 +148,9 @@ def gather_equal(tensor: torch.Tensor, group: Optional[dist.ProcessGroup], size:
 
 def sum_in_rank_order(pieces: torch.Tensor, out: torch.Tensor, divisor: Optional[int] = None) -> None:
     """(N, m) -> ``out`` (m,): pieces[0] + pieces[1] + ..., in float32 for 16-bit pieces, divided before the one rounding."""
-    wide = torch.float32 if pieces.dtype in HALF else pieces.dtype
-    length = pieces.shape[1]
-    step = _SUM_CHUNK if pieces.device.type == "cpu" else max(length, 1)
-    for low in range(0, length, step):
-        part, target = pieces[:, low : low + step], out[low : low + step]
+    wide = _wide(pieces.dtype)
+    for low in range(0, pieces.shape[1], _SUM_CHUNK):
+        part, target = pieces[:, low : low + _SUM_CHUNK], out[low : low + _SUM_CHUNK]
         total = target if target.dtype == wide else torch.empty_like(target, dtype=wide)
         if part.dtype == wide and part.shape[0] > 1:
             torch.add(part[0], part[1], out=total)
@@ -206,6 +204,11 @@ class _Staging:
 staging = _Staging()
 
 
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """What a dtype is summed in."""
+    return torch.float32 if dtype in HALF else dtype
+
+
 def _rows_movable(tensor: torch.Tensor) -> torch.Tensor:
     """`movable`, but dim 0 keeps counting rows."""
     if tensor.dtype in MOVABLE:
@@ -237,18 +240,22 @@ def _sum_by_exchange(
     out: torch.Tensor,
     group: Optional[dist.ProcessGroup],
     op: str,
-    reuse: bool,
+    on_host: bool,
 ) -> Work:
     size = len(bounds) - 1
     divisor = size if op == "mean" else None
-    shape = size * out.numel()
-    pieces = staging.take(shape, cut.dtype, cut.device) if reuse else cut.new_empty(shape)
+    numel = size * out.numel()
+    pieces = staging.take(numel, cut.dtype, cut.device) if on_host else cut.new_empty(numel)
     sent = [high - low for low, high in zip(bounds, bounds[1:])]
     handle = exchange_slices(pieces, cut, [out.numel()] * size, sent, group)
 
     def finish() -> None:
-        sum_in_rank_order(pieces.view(size, out.numel()), out, divisor)
-        if reuse:
+        table = pieces.view(size, out.numel())
+        if on_host:
+            sum_in_rank_order(table, out, divisor)
             staging.give(pieces)
+        else:
+            total = table.sum(0, dtype=_wide(table.dtype))
+            out.copy_(total if divisor is None else total.div_(divisor))
 
     return Work([handle], finish, keep=(cut, pieces, out))

@@ -1,4 +1,4 @@
-"""What is left of the API before Booster: compatibility aliases, and errors that say what took the place of the rest."""
+"""What is left of the API before Booster: compatibility aliases, and errors that name what took its place."""
 
 from ..utils.pending import pending_names
 

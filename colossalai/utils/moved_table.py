@@ -93,7 +93,12 @@ MOVED_NAMES: dict[str, dict[str, str]] = {
         "load_config": "use colossalai.context.Config.from_file",
         "get_default_parser": "write the arguments with argparse; colossalai.launch_from_torch takes none of them",
     },
-    "colossalai.amp": {"AMP_TYPE": _AMP, "convert_to_amp": _AMP, "convert_to_torch_amp": _AMP, "convert_to_apex_amp": _AMP},
+    "colossalai.amp": {
+        "AMP_TYPE": _AMP,
+        "convert_to_amp": _AMP,
+        "convert_to_torch_amp": _AMP,
+        "convert_to_apex_amp": _AMP,
+    },
     "colossalai.cluster": {"ParallelMode": _COORDINATOR},
     "colossalai.context": {
         "ParallelMode": _COORDINATOR,
@@ -102,7 +107,9 @@ MOVED_NAMES: dict[str, dict[str, str]] = {
         "moe_context": "use colossalai.booster.plugin.MoeHybridParallelPlugin",
         "MOE_CONTEXT": "use colossalai.booster.plugin.MoeHybridParallelPlugin",
     },
-    "colossalai.device": {"AlphaBetaProfiler": "measuring links was part of auto-parallel, which is not in this library"},
+    "colossalai.device": {
+        "AlphaBetaProfiler": "measuring links was part of auto-parallel, which is not in this library"
+    },
     "colossalai.initialize": {
         "initialize": f"{_BOOSTER}: call booster.boost(model, optimizer, criterion, dataloader, lr_scheduler)",
         "get_default_parser": "write the arguments with argparse; colossalai.launch_from_torch takes none of them",
@@ -118,7 +125,11 @@ MOVED_NAMES: dict[str, dict[str, str]] = {
         "Accuracy": "compute metrics in plain torch",
         "ColossalaiOptimizer": "use colossalai.interface.OptimizerWrapper",
     },
-    "colossalai.nn.layer": {"Linear": _LAYERS, "Embedding": _LAYERS, "VanillaPatchEmbedding": "build it in plain torch"},
+    "colossalai.nn.layer": {
+        "Linear": _LAYERS,
+        "Embedding": _LAYERS,
+        "VanillaPatchEmbedding": "build it in plain torch",
+    },
     "colossalai.nn.optimizer": {
         "ZeroOptimizer": "use colossalai.booster.plugin.LowLevelZeroPlugin or GeminiPlugin",
         "ColossalaiOptimizer": "use colossalai.interface.OptimizerWrapper",

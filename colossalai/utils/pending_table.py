@@ -8,7 +8,7 @@ ARGUMENTS: dict[str, str] = {
     "use_fp8": "8-bit matrix products come with the fp8 work; leave it False and use precision='bf16'",
     "quantize": "quantised base weights come with the bitsandbytes work; leave it False",
     "bnb_quantization_config": "quantised base weights come with the bitsandbytes work; leave it None",
-    "use_async": "asynchronous checkpoints come with the checkpoint work; leave it False, which writes before it returns",
+    "use_async": "asynchronous checkpoints come with the checkpoint work; leave it False to write before returning",
     "nvme_offload_fraction": "optimizer states on disk come with Gemini; leave it 0.0, which keeps them in memory",
 }
 """Arguments of names that are built whose meaning is not."""
@@ -28,9 +28,10 @@ _capability(
     {
         "booster.plugin": "GeminiPlugin",
         "booster.plugin.gemini_plugin": "GeminiPlugin GeminiCheckpointIO",
-        "zero": "GeminiDDP GeminiOptimizer GeminiAdamOptimizer get_static_torch_model zero_model_wrapper zero_optim_wrapper",
-        "zero.gemini": "GeminiDDP GeminiOptimizer GeminiAdamOptimizer GeminiManager ChunkManager TensorInfo TensorState "
-        "search_chunk_configuration get_static_torch_model",
+        "zero": "GeminiDDP GeminiOptimizer GeminiAdamOptimizer get_static_torch_model zero_model_wrapper "
+        "zero_optim_wrapper",
+        "zero.gemini": "GeminiDDP GeminiOptimizer GeminiAdamOptimizer GeminiManager ChunkManager TensorInfo "
+        "TensorState search_chunk_configuration get_static_torch_model",
         "zero.gemini.chunk": "Chunk ChunkManager TensorInfo TensorState init_chunk_manager search_chunk_configuration "
         "classify_params_by_dp_degree",
         "zero.gemini.gemini_ddp": "GeminiDDP",
@@ -49,8 +50,8 @@ _capability(
     f"tensor, pipeline and sequence parallelism are a later release; {_HYBRID}.",
     {
         "booster.plugin": "HybridParallelPlugin",
-        "booster.plugin.hybrid_parallel_plugin": "HybridParallelPlugin HybridParallelModule HybridParallelNaiveOptimizer "
-        "HybridParallelAMPOptimizer HybridParallelZeroOptimizer get_param_info reinitialize_optimizer",
+        "booster.plugin.hybrid_parallel_plugin": "HybridParallelPlugin HybridParallelModule "
+        "HybridParallelNaiveOptimizer HybridParallelAMPOptimizer HybridParallelZeroOptimizer get_param_info reinitialize_optimizer",
         "booster.plugin.pp_plugin_base": "PipelinePluginBase",
         "checkpoint_io": "HybridParallelCheckpointIO",
         "checkpoint_io.hybrid_parallel_checkpoint_io": "HybridParallelCheckpointIO",
@@ -68,8 +69,8 @@ _capability(
         "moe._operation": "AllGather ReduceScatter AllToAll HierarchicalAllToAll MoeDispatch MoeCombine AllToAllUneven "
         "EPGradScalerIn EPGradScalerOut DPGradScalerIn DPGradScalerOut moe_cumsum all_to_all_uneven",
         "tensor.moe_tensor": "",
-        "tensor.moe_tensor.api": "is_moe_tensor set_moe_tensor_ep_group get_ep_group get_ep_size get_ep_rank get_dp_group "
-        "get_dp_size get_dp_rank get_ep_group_ranks get_dp_group_ranks get_moe_info",
+        "tensor.moe_tensor.api": "is_moe_tensor set_moe_tensor_ep_group get_ep_group get_ep_size get_ep_rank "
+        "get_dp_group get_dp_size get_dp_rank get_ep_group_ranks get_dp_group_ranks get_moe_info",
         "tensor.moe_tensor.moe_info": "MoeParallelInfo",
         "shardformer.modeling.mixtral": "EPMixtralSparseMoeBlock",
         "shardformer.modeling.deepseek": "EPDeepseekMoE",
@@ -85,7 +86,8 @@ _capability(
         "pipeline.p2p": "PipelineP2PCommunication create_send_metadata",
         "pipeline.stage_manager": "PipelineStageManager",
         "pipeline.weight_grad_store": "WeightGradStore",
-        "pipeline.schedule": "PipelineSchedule OneForwardOneBackwardSchedule InterleavedSchedule ZeroBubbleVPipeScheduler",
+        "pipeline.schedule": "PipelineSchedule OneForwardOneBackwardSchedule InterleavedSchedule "
+        "ZeroBubbleVPipeScheduler",
         "pipeline.schedule.base": "PipelineSchedule",
         "pipeline.schedule.one_f_one_b": "OneForwardOneBackwardSchedule",
         "pipeline.schedule.interleaved_pp": "InterleavedSchedule",
@@ -262,7 +264,8 @@ _capability(
     "distributed tensors come with tensor parallelism, a later release; torch.distributed.tensor has them today.",
     {
         "tensor": "ColoTensor ColoParameter ColoParamOpHook ColoParamOpHookManager convert_parameter "
-        "named_params_with_colotensor CommSpec CollectiveCommPattern convert_dim_partition_dict merge_same_dim_mesh_list",
+        "named_params_with_colotensor CommSpec CollectiveCommPattern convert_dim_partition_dict "
+        "merge_same_dim_mesh_list",
         "tensor.colo_parameter": "ColoParameter",
         "tensor.colo_tensor": "ColoTensor",
         "tensor.param_op_hook": "ColoParamOpHook ColoParamOpHookManager",

@@ -44,8 +44,8 @@ class TensorDetector:
                 continue
             nbytes = thing.numel() * thing.element_size()
             found[id(thing)] = (
-                f"{names.get(id(thing), type(thing).__name__)}: {thing.device}, {str(thing.dtype).removeprefix('torch.')}, "
-                f"shape {tuple(thing.shape)}, grad {thing.requires_grad}, {nbytes} bytes"
+                f"{names.get(id(thing), type(thing).__name__)}: {thing.device}, "
+                f"{str(thing.dtype).removeprefix('torch.')}, shape {tuple(thing.shape)}, grad {thing.requires_grad}, {nbytes} bytes"
             )
         return found
 

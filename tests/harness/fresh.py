@@ -26,7 +26,7 @@ def run_fresh(calls: list[tuple[Callable, dict[str, Any], dict[str, str]]], time
         there.close()
         started.append((process, here))
     deadline = time.monotonic() + timeout
-    for process, here in started:
+    for _, here in started:
         if not here.poll(max(0.0, deadline - time.monotonic())):
             results.append("timeout")
         else:
@@ -34,7 +34,7 @@ def run_fresh(calls: list[tuple[Callable, dict[str, Any], dict[str, str]]], time
                 results.append(pickle.loads(here.recv_bytes()))
             except EOFError:
                 results.append("died")
-    for process, here in started:
+    for _, here in started:
         here.close()  # the sign to end: rank 0's store must outlive the others' use of it
     for process, _ in started:
         process.join(5)

@@ -35,7 +35,12 @@ def test_memory_counts_bytes():
     del held
     assert cpu.memory_stats() == {} and cpu.memory_snapshot() == []
     assert "GiB" in cpu.memory_summary()
-    for nothing in (cpu.empty_cache, cpu.reset_peak_memory_stats, cpu.reset_max_memory_allocated, cpu.reset_max_memory_cached):
+    for nothing in (
+        cpu.empty_cache,
+        cpu.reset_peak_memory_stats,
+        cpu.reset_max_memory_allocated,
+        cpu.reset_max_memory_cached,
+    ):
         assert nothing() is None
 
 

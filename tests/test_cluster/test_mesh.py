@@ -73,7 +73,9 @@ def groups_of_a_mesh(rank, world_size):
         "sums": sums,
         "cached": mesh.get_group_along_axis(1) is rows and mesh.get_group_along_axis(-1) is rows,
         "single": None if first_row_only is None else mesh.get_ranks_in_group(first_row_only),
-        "limits": {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in (rows, everybody)},
+        "limits": {
+            group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in (rows, everybody)
+        },
         "left": mesh.destroy_mesh_process_groups(),
     }
 
@@ -133,7 +135,11 @@ def named_groups(rank, world_size):
     total = torch.ones(1)
     dist.all_reduce(total, group=pair)
     errors = []
-    for wrong in (lambda: manager.create_process_group("pair", [0]), lambda: manager.get("x"), lambda: manager.destroy("x")):
+    for wrong in (
+        lambda: manager.create_process_group("pair", [0]),
+        lambda: manager.get("x"),
+        lambda: manager.destroy("x"),
+    ):
         try:
             wrong()
         except ValueError as error:
@@ -163,7 +169,12 @@ def test_device_mesh_without_groups():
     assert mesh.global_rank_to_local_rank(6) == [1, 2] and mesh.global_rank_to_local_rank(6, 1) == 2
     assert mesh.flatten().shape == (8,)
     turned = DeviceMesh(torch.arange(4), logical_mesh_id=torch.tensor([[0, 2], [1, 3]]))
-    assert turned.get_ranks_in_process_group(1, 0) == [0, 2] and turned.flatten().physical_mesh_id.tolist() == [0, 2, 1, 3]
+    assert turned.get_ranks_in_process_group(1, 0) == [0, 2] and turned.flatten().physical_mesh_id.tolist() == [
+        0,
+        2,
+        1,
+        3,
+    ]
     assert not mesh.is_initialized and "shape=(2, 4)" in repr(mesh)
 
 

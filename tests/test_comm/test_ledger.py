@@ -118,10 +118,10 @@ def test_ledgers_nest_and_answer_by_verb_and_group(workers):
     lines = tables[0].splitlines()
     assert lines[0].split() == ["verb", "group", "calls", "elements", "payload", "bytes", "wire", "bytes"]
     assert [line.split() for line in lines[1:]] == [
-        ["all_reduce", "pair", "[0,2]", "1", "4", "32", "32"],
         ["all_reduce", "world", "[0..2]", "1", "8", "32", "43"],
-        ["broadcast", "pair", "[0,2]", "1", "2", "8", "4"],
+        ["all_reduce", "pair", "[0,2]", "1", "4", "32", "32"],
         ["broadcast", "world", "[0..2]", "1", "2", "8", "5"],
+        ["broadcast", "pair", "[0,2]", "1", "2", "8", "4"],
     ]
 
 

@@ -52,7 +52,9 @@ def tree(tmp_path_factory) -> Path:
     copy.mkdir()
     for name in ("colossalai", "extensions", "requirements"):
         shutil.copytree(
-            ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.pyd", "version.py", "*.egg-info")
+            ROOT / name,
+            copy / name,
+            ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.pyd", "version.py", "*.egg-info"),
         )
     for name in ("setup.py", "pyproject.toml", "version.txt", "MANIFEST.in", "LICENSE", "README.md"):
         if (ROOT / name).is_file():
@@ -82,7 +84,7 @@ def builder(tmp_path_factory) -> Python:
 
 
 def build(python: Python, source: Path, hook: str, out: Path, check: bool = True, **environment: str):
-    """Call a hook of the build backend, as pip does: ``build_wheel`` or ``build_sdist``. The file it made, or the run."""
+    """Call a hook of the build backend, as pip does: ``build_wheel`` or ``build_sdist``. The file it made."""
     out.mkdir(exist_ok=True)
     code = f"import setuptools.build_meta as b; print('made', b.{hook}({str(out)!r}))"
     done = python.run("-c", code, cwd=source, check=check, **environment)

@@ -7,8 +7,10 @@ import pytest
 
 from .conftest import ROOT
 
-HEAVY = ("transformers", "peft", "ray", "bitsandbytes", "galore_torch", "diffusers", "accelerate", "matplotlib", "sklearn",
-         "datasets", "tensornvme", "flash_attn", "apex", "psutil", "einops", "pydantic", "fabric", "contexttimer")  # fmt: skip
+HEAVY = (
+    "transformers peft ray bitsandbytes galore_torch diffusers accelerate matplotlib sklearn datasets tensornvme "
+    "flash_attn apex psutil einops pydantic fabric contexttimer"
+).split()
 
 
 def run(code: str, **environment: str) -> str:
@@ -30,7 +32,8 @@ def train(plugin):
     reference = nn.Sequential(nn.Linear(7, 13), nn.ReLU(), nn.Linear(13, 5))
     reference.load_state_dict(model.state_dict())
     x, y = torch.randn(12, 7), torch.randint(5, (12,))
-    optimizer, plain = HybridAdam(model.parameters(), eps=1e-3), torch.optim.AdamW(reference.parameters(), eps=1e-3, weight_decay=0)
+    optimizer = HybridAdam(model.parameters(), eps=1e-3)
+    plain = torch.optim.AdamW(reference.parameters(), eps=1e-3, weight_decay=0)
     booster = Booster(plugin=plugin)
     model, optimizer, *_ = booster.boost(model, optimizer)
     booster.backward(nn.functional.cross_entropy(model(x), y), optimizer)
@@ -54,7 +57,8 @@ class Absent:
 tried = []
 import torch
 sys.meta_path.insert(0, Absent())
-import colossalai, colossalai.booster, colossalai.nn.optimizer, colossalai.cluster, colossalai.zero, colossalai.checkpoint_io
+import colossalai, colossalai.booster, colossalai.nn.optimizer, colossalai.cluster, colossalai.zero
+import colossalai.checkpoint_io, colossalai.cli, colossalai.testing, colossalai.kernel
 assert not tried, tried
 {TRAIN}
 colossalai.launch_from_torch(verbose=False)
@@ -77,20 +81,26 @@ print(time.perf_counter() - start)
 
 
 def test_import_sets_one_variable_and_only_if_it_is_not_set():
-    code = "import os; before = dict(os.environ); import colossalai; print({k: v for k, v in os.environ.items() if before.get(k) != v})"
+    code = (
+        "import os; before = dict(os.environ); import colossalai; "
+        "print({k: v for k, v in os.environ.items() if before.get(k) != v})"
+    )
     import os
 
     bare = {k: v for k, v in os.environ.items() if k != "CUDA_DEVICE_MAX_CONNECTIONS"} | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True, timeout=100)
     assert done.stdout.strip() == "{'CUDA_DEVICE_MAX_CONNECTIONS': '1'}", done.stderr
-    assert run("import colossalai, os; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])", CUDA_DEVICE_MAX_CONNECTIONS="8") == "8\n"
+    assert (
+        run("import colossalai, os; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])", CUDA_DEVICE_MAX_CONNECTIONS="8")
+        == "8\n"
+    )
 
 
 def test_c6_imports_and_trains_where_unix_is_missing():
     """A stand-in for Windows: the platform's name, and no module that only Unix has."""
     run(f"""
 import sys, torch, torch.distributed, torch.utils.data, torch.distributed.fsdp
-import multiprocessing, subprocess, tempfile, asyncio, socket, ctypes, random, uuid, inspect  # as Windows would give them
+import multiprocessing, subprocess, tempfile, asyncio, socket, ctypes, random, uuid, inspect  # Windows has its own
 import numpy
 UNIX = ("resource", "fcntl", "pwd", "grp", "termios", "posix", "pty", "syslog")
 for name in UNIX:
@@ -122,7 +132,8 @@ def test_c6_metadata_on_windows_is_fine_and_a_native_build_is_refused(source, bu
 
     fake = source / "fake_windows.py"
     fake.write_text(
-        "import sys, setuptools, setuptools.build_meta as b, setuptools.command.build_ext, setuptools.command.bdist_wheel\n"
+        "import sys, setuptools, setuptools.build_meta as b\n"
+        "import setuptools.command.build_ext, setuptools.command.bdist_wheel\n"
         "sys.platform = 'win32'\n"
         "hook, out = sys.argv[1:]\n"
         "sys.argv[1:] = []\n"

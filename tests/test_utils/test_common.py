@@ -81,8 +81,8 @@ def test_free_storage_leaves_views_alone():
 def test_cast_float():
     Pair = namedtuple("Pair", "x y")
     ints = torch.ones(1, dtype=torch.int64)
-    cast = utils._cast_float({"a": [torch.ones(1), ints], "b": (torch.ones(1).double(), "text"), "c": Pair(torch.ones(1), 2)},
-                             torch.bfloat16)  # fmt: skip
+    nest = {"a": [torch.ones(1), ints], "b": (torch.ones(1).double(), "text"), "c": Pair(torch.ones(1), 2)}
+    cast = utils._cast_float(nest, torch.bfloat16)
     assert cast["a"][0].dtype == cast["b"][0].dtype == cast["c"].x.dtype == torch.bfloat16
     assert cast["a"][1] is ints and cast["b"][1] == "text" and cast["c"].y == 2
     assert type(cast["b"]) is tuple and type(cast["c"]) is Pair

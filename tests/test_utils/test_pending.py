@@ -57,15 +57,17 @@ def test_no_row_shadows_something_that_exists():
 def test_all_paths_of_a_name_lead_to_one_object():
     from colossalai.lazy import LazyInitContext
     from colossalai.lazy.lazy_init import LazyInitContext as Deep
-    from colossalai.tensor import CommSpec
     from colossalai.tensor.d_tensor import CommSpec as Other
+
+    from colossalai.tensor import CommSpec
 
     assert Deep is LazyInitContext and CommSpec is not Other
 
 
 def test_pending_classes_are_classes():
-    from colossalai.booster.plugin import GeminiPlugin, HybridParallelPlugin
     from colossalai.lazy import LazyInitContext
+
+    from colossalai.booster.plugin import GeminiPlugin, HybridParallelPlugin
 
     assert isinstance(object(), HybridParallelPlugin) is False
     assert isinstance(3, (GeminiPlugin, HybridParallelPlugin)) is False
@@ -143,12 +145,15 @@ def test_refuse_pending_arguments():
         refuse_pending_arguments("Plugin", colour=True)
 
 
-# The public names of priority P0 and P1: module, names.
+# The public names of priority P0 and P1: module, then names; an indented line goes on with those of the line above.
 PUBLIC = """
 colossalai launch launch_from_torch launch_from_slurm launch_from_openmpi __version__ accelerator
 colossalai.initialize launch launch_from_torch launch_from_slurm launch_from_openmpi
-colossalai.accelerator get_accelerator set_accelerator auto_set_accelerator BaseAccelerator CudaAccelerator NpuAccelerator CpuAccelerator
-colossalai.utils get_current_device set_seed ensure_path_exists conditional_context is_ddp_ignored disposable free_storage _cast_float Timer MultiTimer multi_tensor_applier TensorDetector colo_device_memory_capacity colo_set_process_memory_fraction get_non_persistent_buffers_set
+colossalai.accelerator get_accelerator set_accelerator auto_set_accelerator BaseAccelerator CudaAccelerator
+    NpuAccelerator CpuAccelerator
+colossalai.utils get_current_device set_seed ensure_path_exists conditional_context is_ddp_ignored disposable
+    free_storage _cast_float Timer MultiTimer multi_tensor_applier TensorDetector colo_device_memory_capacity
+    colo_set_process_memory_fraction get_non_persistent_buffers_set
 colossalai.utils.memory colo_device_memory_capacity colo_get_cpu_memory_capacity
 colossalai.utils.timer Timer MultiTimer
 colossalai.utils.rank_recorder recorder
@@ -160,59 +165,75 @@ colossalai.context Config ConfigException
 colossalai.context.singleton_meta SingletonMeta
 colossalai.context.config Config
 colossalai.device.device_mesh DeviceMesh
-colossalai.testing spawn rerun_if_address_is_in_use rerun_on_exception parameterize clear_cache_before_run skip_if_not_enough_gpus free_port assert_equal assert_not_equal assert_close assert_close_loose assert_equal_in_group check_state_dict_equal assert_hf_output_close DummyDataloader run_on_environment_flag
+colossalai.testing spawn rerun_if_address_is_in_use rerun_on_exception parameterize clear_cache_before_run
+    skip_if_not_enough_gpus free_port assert_equal assert_not_equal assert_close assert_close_loose
+    assert_equal_in_group check_state_dict_equal assert_hf_output_close DummyDataloader run_on_environment_flag
 colossalai.testing.random seed_all
 colossalai.booster Booster Plugin Accelerator
 colossalai.booster.booster Booster
 colossalai.booster.accelerator Accelerator
-colossalai.booster.plugin Plugin TorchDDPPlugin GeminiPlugin LowLevelZeroPlugin HybridParallelPlugin MoeHybridParallelPlugin TorchFSDPPlugin
+colossalai.booster.plugin Plugin TorchDDPPlugin GeminiPlugin LowLevelZeroPlugin HybridParallelPlugin
+    MoeHybridParallelPlugin TorchFSDPPlugin
 colossalai.booster.plugin.dp_plugin_base DPPluginBase
 colossalai.booster.plugin.plugin_base Plugin
 colossalai.booster.plugin.pp_plugin_base PipelinePluginBase
-colossalai.booster.plugin.hybrid_parallel_plugin HybridParallelPlugin HybridParallelModule HybridParallelNaiveOptimizer HybridParallelAMPOptimizer HybridParallelZeroOptimizer get_param_info reinitialize_optimizer
+colossalai.booster.plugin.hybrid_parallel_plugin HybridParallelPlugin HybridParallelModule
+    HybridParallelNaiveOptimizer HybridParallelAMPOptimizer HybridParallelZeroOptimizer get_param_info
+    reinitialize_optimizer
 colossalai.booster.plugin.moe_hybrid_parallel_plugin MoeHybridParallelPlugin MoeHybridParallelZeroOptimizer
 colossalai.booster.plugin.low_level_zero_plugin LowLevelZeroPlugin LowLevelZeroModel LowLevelZeroCheckpointIO
 colossalai.booster.plugin.gemini_plugin GeminiPlugin GeminiCheckpointIO
 colossalai.booster.plugin.torch_ddp_plugin TorchDDPPlugin TorchDDPModel TorchDDPCheckpointIO
 colossalai.booster.plugin.torch_fsdp_plugin TorchFSDPPlugin TorchFSDPModel FSDPOptimizerWrapper TorchFSDPCheckpointIO
-colossalai.booster.mixed_precision FP16TorchMixedPrecision FP16ApexMixedPrecision FP16NaiveMixedPrecision BF16MixedPrecision FP8MixedPrecision MixedPrecision mixed_precision_factory
+colossalai.booster.mixed_precision FP16TorchMixedPrecision FP16ApexMixedPrecision FP16NaiveMixedPrecision
+    BF16MixedPrecision FP8MixedPrecision MixedPrecision mixed_precision_factory
 colossalai.amp.naive_amp.mixed_precision_optimizer MixedPrecisionOptimizer
 colossalai.amp.naive_amp.grad_scaler BaseGradScaler ConstantGradScaler DynamicGradScaler
 colossalai.amp.naive_amp.mixed_precision_mixin MixedPrecisionMixin FP16MixedPrecisionMixin BF16MixedPrecisionMixin
 colossalai.nn HybridAdam LinearWarmupLR CosineAnnealingWarmupLR
-colossalai.nn.optimizer HybridAdam CPUAdam FusedAdam FusedLAMB FusedSGD Lamb Lars Adafactor CAME GaLoreAdamW8bit DistributedLamb DistributedCAME DistributedAdaFactor DistGaloreAwamW cast_to_distributed
-colossalai.nn.lr_scheduler CosineAnnealingLR CosineAnnealingWarmupLR FlatAnnealingLR FlatAnnealingWarmupLR LinearWarmupLR MultiStepLR MultiStepWarmupLR OneCycleLR PolynomialLR PolynomialWarmupLR LambdaLR MultiplicativeLR StepLR ExponentialLR
+colossalai.nn.optimizer HybridAdam CPUAdam FusedAdam FusedLAMB FusedSGD Lamb Lars Adafactor CAME GaLoreAdamW8bit
+    DistributedLamb DistributedCAME DistributedAdaFactor DistGaloreAwamW cast_to_distributed
+colossalai.nn.lr_scheduler CosineAnnealingLR CosineAnnealingWarmupLR FlatAnnealingLR FlatAnnealingWarmupLR
+    LinearWarmupLR MultiStepLR MultiStepWarmupLR OneCycleLR PolynomialLR PolynomialWarmupLR LambdaLR MultiplicativeLR
+    StepLR ExponentialLR
 colossalai.shardformer ShardConfig ShardFormer ModelSharder GradientCheckpointConfig PipelineGradientCheckpointConfig
 colossalai.shardformer.policies.base_policy Policy ModulePolicyDescription SubModuleReplacementDescription
 colossalai.shardformer.policies.auto_policy get_autopolicy import_policy PolicyLocation
-colossalai.shardformer.policies.llama LlamaPolicy LlamaModelPolicy LlamaForCausalLMPolicy LlamaForSequenceClassificationPolicy
+colossalai.shardformer.policies.llama LlamaPolicy LlamaModelPolicy LlamaForCausalLMPolicy
+    LlamaForSequenceClassificationPolicy
 colossalai.shardformer.policies.gpt2 GPT2Policy GPT2LMHeadModelPolicy
 colossalai.shardformer.policies.bert BertPolicy BertForSequenceClassificationPolicy
 colossalai.shardformer.policies.opt OPTForCausalLMPolicy
 colossalai.shardformer.policies.vit ViTPolicy ViTForImageClassificationPolicy
 colossalai.shardformer.policies.t5 T5BasePolicy T5EncoderPolicy T5ForConditionalGenerationPolicy
 colossalai.shardformer.policies.command CommandPolicy CommandForCausalLMPolicy
-colossalai.shardformer.layer Linear1D_Col Linear1D_Row VocabParallelEmbedding1D VocabParallelLMHead1D ColoAttention AttnMaskType RingAttention get_pad_info cross_entropy_1d dist_cross_entropy
+colossalai.shardformer.layer Linear1D_Col Linear1D_Row VocabParallelEmbedding1D VocabParallelLMHead1D ColoAttention
+    AttnMaskType RingAttention get_pad_info cross_entropy_1d dist_cross_entropy
 colossalai.shardformer.layer.loss dist_log_prob
 colossalai.shardformer.layer.utils split_batch_zigzag Randomizer
 colossalai.shardformer.shard.shard_config ShardConfig
-colossalai.pipeline PipelineSchedule OneForwardOneBackwardSchedule InterleavedSchedule ZeroBubbleVPipeScheduler PipelineP2PCommunication PipelineStageManager
+colossalai.pipeline PipelineSchedule OneForwardOneBackwardSchedule InterleavedSchedule ZeroBubbleVPipeScheduler
+    PipelineP2PCommunication PipelineStageManager
 colossalai.pipeline.stage_manager PipelineStageManager
 colossalai.pipeline.schedule.v_schedule PipelineGraph ScheduledNode
 colossalai.pipeline.schedule.one_f_one_b OneForwardOneBackwardSchedule
-colossalai.zero GeminiDDP GeminiOptimizer GeminiAdamOptimizer LowLevelZeroOptimizer zero_model_wrapper zero_optim_wrapper get_static_torch_model
+colossalai.zero GeminiDDP GeminiOptimizer GeminiAdamOptimizer LowLevelZeroOptimizer zero_model_wrapper
+    zero_optim_wrapper get_static_torch_model
 colossalai.zero.low_level LowLevelZeroOptimizer
 colossalai.zero.gemini.memory_tracer.runtime_mem_tracer RuntimeMemTracer
 colossalai.lazy LazyInitContext LazyTensor
 colossalai.lazy.lazy_init _MyTensor
 colossalai.interface ModelWrapper OptimizerWrapper AMPModelMixin
 colossalai.interface.optimizer DistributedOptim
-colossalai.checkpoint_io CheckpointIO GeneralCheckpointIO HybridParallelCheckpointIO MoECheckpointIO CheckpointIndexFile
+colossalai.checkpoint_io CheckpointIO GeneralCheckpointIO HybridParallelCheckpointIO MoECheckpointIO
+    CheckpointIndexFile
 colossalai.cli cli
 colossalai.quantization BnbQuantizationConfig quantize_model
 colossalai.quantization.fp8 linear_fp8 all_reduce_fp8 cast_to_fp8 cast_from_fp8
 colossalai.quantization.fp8_hook FP8Hook
-colossalai.kernel.kernel_loader KernelLoader CPUAdamLoader FusedOptimizerLoader LayerNormLoader MoeLoader InferenceOpsLoader ScaledMaskedSoftmaxLoader ScaledUpperTriangleMaskedSoftmaxLoader FlashAttentionLoader FlashAttentionDaoLoader FlashAttentionWithCustomMaskLoader FlashAttentionForFloatAndCustomMaskLoader
+colossalai.kernel.kernel_loader KernelLoader CPUAdamLoader FusedOptimizerLoader LayerNormLoader MoeLoader
+    InferenceOpsLoader ScaledMaskedSoftmaxLoader ScaledUpperTriangleMaskedSoftmaxLoader FlashAttentionLoader
+    FlashAttentionDaoLoader FlashAttentionWithCustomMaskLoader FlashAttentionForFloatAndCustomMaskLoader
 colossalai.tensor ColoTensor ColoParameter
 colossalai.tensor.d_tensor is_distributed_tensor shard_rowwise shard_colwise
 colossalai.tensor.moe_tensor.api is_moe_tensor
@@ -221,7 +242,7 @@ colossalai.inference InferenceConfig InferenceEngine
 """
 
 
-@pytest.mark.parametrize("line", PUBLIC.strip().splitlines(), ids=lambda line: line.split()[0])
+@pytest.mark.parametrize("line", PUBLIC.strip().replace("\n    ", " ").splitlines(), ids=lambda line: line.split()[0])
 def test_public_names_import(line):
     module, *names = line.split()
     imported = importlib.import_module(module)
@@ -245,7 +266,10 @@ OLD = [
     ("from colossalai.zero.sharded_optim import LowLevelZeroOptimizer", "colossalai.zero.LowLevelZeroOptimizer"),
     ("from colossalai.zero.shard_utils import TensorShardStrategy", "GeminiPlugin"),
     ("from colossalai.kernel.cuda_native import FusedScaleMaskSoftmax", "colossalai.nn.layer"),
-    ("from colossalai.kernel.cuda_native import LayerNorm, MultiHeadAttention", "colossalai.shardformer.layer.ColoAttention"),
+    (
+        "from colossalai.kernel.cuda_native import LayerNorm, MultiHeadAttention",
+        "colossalai.shardformer.layer.ColoAttention",
+    ),
     ("from colossalai.kernel.op_builder import CPUAdamBuilder", "colossalai.kernel.extensions"),
     ("from colossalai.kernel import LayerNorm", "colossalai.nn.layer"),
     ("from colossalai.amp import AMP_TYPE", "mixed_precision='fp16'"),

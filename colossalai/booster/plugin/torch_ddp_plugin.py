@@ -28,6 +28,8 @@ from ._common import (
 )
 from .dp_plugin_base import DPPluginBase
 
+TorchDDPCheckpointIO = CheckpointIO  # upstream's name of it: the one reader and writer serves every plugin
+
 
 class TorchDDPModel(ModelWrapper):
     """The module in torch's DDP; arguments are DDP's. A module without trainable parameters is only made equal on all ranks."""

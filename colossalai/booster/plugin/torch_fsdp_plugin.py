@@ -24,6 +24,8 @@ from colossalai.zero.optimizer_kind import check_runs_on
 from ._common import move_to_device, require_distributed, sync_from_first_rank, weigh_by_tokens
 from .dp_plugin_base import DPPluginBase
 
+TorchFSDPCheckpointIO = CheckpointIO  # upstream's name of it: the one reader and writer serves every plugin
+
 # FSDP1's strategy by name -> does forward free the gathered parameters again?
 RESHARD_AFTER_FORWARD = {"FULL_SHARD": True, "SHARD_GRAD_OP": False}
 
