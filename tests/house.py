@@ -79,7 +79,7 @@ class Facts(ast.NodeVisitor):
     def depend(self, module: str, line: int) -> None:
         head, *rest = module.split(".")
         if head == PACKAGE:
-            self.imports.append((rest[0] if rest and rest[0] in self.packages else "", line))
+            self.imports.append((rest[0] if rest and rest[0] in self.packages | FLOORS.keys() else "", line))
 
     def visit_If(self, node: ast.If) -> None:
         if "TYPE_CHECKING" in ast.unparse(node.test):

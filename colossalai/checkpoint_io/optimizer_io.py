@@ -268,6 +268,7 @@ def load(
             if param_id not in our_id:
                 raise CheckpointError(f"{path}: parameter id {param_id} is in no param group")
             source.load_entry(our_id[param_id], state)
+        source.finish_load()
         source.load_extra(extra)
     except Exception as caught:
         error = caught

@@ -187,21 +187,24 @@ class TorchOptimizerSource:
         for group, saved in zip(self.optimizer.param_groups, groups):
             group.update({key: value for key, value in saved.items() if key != "params"})
 
-    def bind(self) -> list[tuple[Tensor, dict]]:
-        """(parameter, its group) by id, as :meth:`load_entry` needs them."""
-        self._targets = self._params()
+    def begin_load(self) -> list[tuple[Tensor, dict]]:
+        """Before the first :meth:`load_entry`; returns (parameter, its group) by id."""
+        self._targets, self._loaded = self._params(), set()
         return self._targets
 
-    def begin_load(self) -> None:
-        """Forget all state: what is not in the checkpoint starts anew."""
-        self.bind()
-        self.optimizer.state.clear()
-
     def load_entry(self, param_id: int, state: dict[str, Any]) -> None:
-        """Take over one parameter's state, given whole."""
+        """Take over one parameter's state, given whole. Tensors that fit are overwritten, so that no memory is needed."""
         param, group = self._targets[param_id]
-        values = {key: value for key, value in state.items() if key != MASTER}
-        self.optimizer.state[param] = {key: _placed(key, value, param, group) for key, value in values.items()}
+        before = self.optimizer.state.get(param, {})
+        self.optimizer.state[param] = {
+            key: _overwrite(before.get(key), _placed(key, value, param, group)) for key, value in state.items() if key != MASTER
+        }
+        self._loaded.add(param)
+
+    def finish_load(self) -> None:
+        """After the last: what is not in the checkpoint starts anew."""
+        for param in set(self.optimizer.state) - self._loaded:
+            del self.optimizer.state[param]
 
     def extra(self) -> dict[str, Any]:
         """What belongs to the optimizer beside states and groups: the loss scaler."""
@@ -242,15 +245,22 @@ class ShardedOptimizerSource:
         self.optimizer.load_groups(groups)
 
     def begin_load(self) -> None:
-        """Forget all state. Masters are those of the weights, until the checkpoint has better ones."""
-        self._known = {param_id for param_id, _, _ in self.optimizer.checkpoint_entries()}
-        self.optimizer.optim.state.clear()
+        """Masters are those of the weights, until the checkpoint has better ones."""
+        self._known = {param_id: segment for param_id, _, segment in self.optimizer.checkpoint_entries()}
+        self._loaded: set[int] = set()
         self.optimizer.update_master_params()
 
     def load_entry(self, param_id: int, state: dict[str, Any]) -> None:
         """Take over one parameter's state, given whole; that of a parameter frozen since is not needed."""
         if param_id in self._known:
             self.optimizer.load_entry(param_id, state)
+            self._loaded.add(param_id)
+
+    def finish_load(self) -> None:
+        """What is not in the checkpoint starts anew."""
+        for param_id, segment in self._known.items():
+            if param_id not in self._loaded and segment is not None:
+                self.optimizer.optim.state.pop(segment, None)
 
     def extra(self) -> dict[str, Any]:
         return _scaler_of(self.optimizer)
@@ -280,21 +290,35 @@ def _local(value: Any) -> Any:
 
 
 def _placed(key: str, value: Any, param: Tensor, group: dict) -> Any:
-    """A saved state value as torch's own loading would place it; always a copy."""
+    """A saved state value as torch's own loading would place it; may still be the file's own memory."""
     if not isinstance(value, Tensor):
         return value
     if key == "step":
         on_device = group.get("capturable") or group.get("fused")
-        return value.to(param.device, torch.float32, copy=True) if on_device else value.clone()
+        return value.to(param.device, torch.float32) if on_device else value
     dtype = param.dtype if param.is_floating_point() and value.is_floating_point() else value.dtype
     if not hasattr(param, "device_mesh") or value.shape != param.shape or value.dim() == 0:
-        return value.to(param.device, dtype, copy=True)
+        return value.to(param.device, dtype)
     layout, local, shard_group = layout_of(param, key)
     piece = value if layout.intervals is None else layout.piece(value, comm.rank(shard_group)).view(local.shape)
-    piece = piece.to(local.device, dtype, copy=True)
     return type(param.data).from_local(
-        piece, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+        piece.to(local.device, dtype, copy=True),
+        param.device_mesh,
+        param.placements,
+        run_check=False,
+        shape=param.shape,
+        stride=param.stride(),
     )
+
+
+def _overwrite(old: Any, new: Any) -> Any:
+    """``new`` in the memory of ``old`` where it fits, else a copy of its own."""
+    if not isinstance(new, Tensor):
+        return new
+    if hasattr(new, "device_mesh"):  # its local part is a copy already
+        return new
+    fits = isinstance(old, Tensor) and (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
+    return old.copy_(new) if fits else new.clone()
 
 
 def _scaler_of(optimizer: Optimizer) -> dict[str, Any]:

@@ -260,7 +260,7 @@ def load_states_into_optimizer(
 ) -> None:
     """Take over the states of ``{id: state}``; ids that ``id_map`` lacks raise CheckpointError if ``strict``."""
     source = TorchOptimizerSource(optimizer)
-    position = {param: number for number, (param, _) in enumerate(source.bind())}
+    position = {param: number for number, (param, _) in enumerate(source.begin_load())}
     for param_id, state in state_dict.items():
         param = id_map.get(int(param_id))
         if param is not None:

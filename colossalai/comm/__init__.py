@@ -1,7 +1,7 @@
-"""Every collective of the library, in one place; `transport` says how each backend is used and `ledger` what is counted.
+"""Every collective of the library, in one place. `transport` says how each backend is used, `ledger` what is counted.
 
-``group=None`` is the whole world, a rank is a position within the group, and every wait has a time limit. The verbs with a
-gradient are in `colossalai.comm.autograd`.
+``group=None`` is the whole world, a rank is a position within the group, and every wait has a time limit. The verbs
+with a gradient are in `colossalai.comm.autograd`.
 """
 
 from colossalai.comm import autograd

@@ -1,20 +1,21 @@
 """Agreement between ranks, through the job's key-value store and never through a collective.
 
-A collective in which ranks disagree hangs, aborts a process or hands out wrong data. The store can be waited on with a limit and
-asked who is missing, and a failed agreement leaves every group usable.
+A collective in which ranks disagree hangs, aborts a process or hands out wrong data. The store can be waited on with a
+limit and asked who is missing, and a failed agreement leaves every group usable.
 
 [Note: one round]
-Each rank of the group writes what it has. The group's rank 0 waits for all, compares, and writes one verdict, which all read.
-That is O(N) traffic. Who arrives after the round has failed reads the same verdict. The last reader deletes the keys of a
-round that succeeded; those of a failed round stay for the late.
+Each rank of the group writes what it has. The group's rank 0 waits for all, compares, and writes one verdict, which all
+read. That is O(N) traffic. Who arrives after the round has failed reads the same verdict. The last reader deletes the
+keys of a round that succeeded; those of a failed round stay for the late.
 """
 
 import hashlib
 import json
 import weakref
 from collections import Counter
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Dict, List, Mapping, Optional, Tuple, Union
+from typing import Any
 
 import torch.distributed as dist
 
@@ -42,8 +43,8 @@ _rounds: "weakref.WeakKeyDictionary[dist.ProcessGroup, Counter]" = weakref.WeakK
 def agree(
     tag: str,
     values: Mapping[str, Any],
-    group: Optional[dist.ProcessGroup] = None,
-    timeout: Union[None, float, timedelta] = None,
+    group: dist.ProcessGroup | None = None,
+    timeout: None | float | timedelta = None,
     hint: str = "",
 ) -> None:
     """Return once all ranks of the group have called with equal ``values``; raise the same error on all of them if not.
@@ -68,15 +69,15 @@ def agree(
         error = round_.judge(limit, hint) if me == ranks[0] else round_.await_verdict(limit + _GRACE, hint)
     except RuntimeError as failure:
         error = (
-            f"{round_.title}: the store is out of reach, so the process that hosts it (rank 0, or the launcher) has most "
-            f"likely ended; its own error says why. ({failure})"
+            f"{round_.title}: the store is out of reach. The process that hosts it (rank 0, or the launcher) has most "
+            f"likely ended, and its own error says why. ({failure})"
         )
     if error:
         raise DisagreementError(error)
     round_.leave()
 
 
-def barrier(group: Optional[dist.ProcessGroup] = None, timeout: Union[None, float, timedelta] = None) -> None:
+def barrier(group: dist.ProcessGroup | None = None, timeout: None | float | timedelta = None) -> None:
     """Return once all ranks of the group are here. Host side: it does not wait for work queued on a device.
 
     ``timeout`` in seconds, None for the limit of a collective; DisagreementError names the ranks that did not arrive.
@@ -85,7 +86,7 @@ def barrier(group: Optional[dist.ProcessGroup] = None, timeout: Union[None, floa
 
 
 class _Round:
-    def __init__(self, tag: str, group: Optional[dist.ProcessGroup]) -> None:
+    def __init__(self, tag: str, group: dist.ProcessGroup | None) -> None:
         self.ranks, self.me = global_ranks(group), dist.get_rank()
         self.title = f"agreement {tag!r} in {group_label(group) or f'ranks {_listed(self.ranks)}'}"
         group = group or dist.group.WORLD
@@ -129,7 +130,7 @@ class _Round:
             self._delete("verdict")
             self._delete("readers")
 
-    def _wait(self, keys: List[str], limit: timedelta) -> bool:
+    def _wait(self, keys: list[str], limit: timedelta) -> bool:
         try:
             self.store.wait(keys, limit)
         except RuntimeError:
@@ -138,11 +139,12 @@ class _Round:
         return True
 
     def _missing(self, limit: timedelta, hint: str) -> str:
+        seconds = limit.total_seconds()
         missing = [rank for rank in self.ranks if not self.store.check([self.key(rank)])]
         if not missing:
-            return f"{self.title}: rank {self.ranks[0]} gave no verdict within {limit.total_seconds():g} s. {hint}".rstrip()
+            return f"{self.title}: rank {self.ranks[0]} gave no verdict within {seconds:g} s. {hint}".rstrip()
         text = (
-            f"{self.title}: {_ranks(missing)} of {len(self.ranks)} did not arrive within {limit.total_seconds():g} s. "
+            f"{self.title}: {_ranks(missing)} of {len(self.ranks)} did not arrive within {seconds:g} s. "
             f"All ranks of the group must make this call. {hint}"
         )
         return text.rstrip()
@@ -154,11 +156,11 @@ class _Round:
             pass  # A store that cannot delete keeps a few bytes a round.
 
 
-def _compare(title: str, given: Dict[int, Dict[str, str]]) -> str:
+def _compare(title: str, given: dict[int, dict[str, str]]) -> str:
     names = list(dict.fromkeys(name for values in given.values() for name in values))
     lines = []
     for name in names:
-        holders: Dict[str, List[int]] = {}
+        holders: dict[str, list[int]] = {}
         for rank, values in given.items():
             holders.setdefault(values.get(name, "(not given)"), []).append(rank)
         if len(holders) > 1:
@@ -195,7 +197,7 @@ def _ranks(ranks) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {_listed(ranks)}"
 
 
-def _limit(timeout: Union[None, float, timedelta]) -> timedelta:
+def _limit(timeout: None | float | timedelta) -> timedelta:
     if timeout is None:
         return timedelta(seconds=timeout_seconds(AGREEMENT_SECONDS))
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
@@ -206,4 +208,3 @@ def _limit(timeout: Union[None, float, timedelta]) -> timedelta:
 
 def _default_store() -> dist.Store:
     return dist.distributed_c10d._get_default_store()
-

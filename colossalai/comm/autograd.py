@@ -11,15 +11,14 @@
     shift            to the rank at +offset     to the rank at -offset
 
 [Note: which gather]
-A replicated tensor is one number held N times, and its gradient is held N times as well: not summed. `gather` and `scatter` are
+A replicated tensor is one number held N times, and its gradient is held N times as well: not summed. `gather` and
+`scatter` are
 for that case: what follows the gather is computed alike on all ranks. `gather_reduce` is for a result that ranks use
 differently, so that each has only a part of the gradient. `copy` and `reduce` are the two ends of such a stretch.
 
 With one rank each returns its input. Bytes are n = one rank's payload on the larger side, ring formulas (see `ledger`).
 All can be differentiated twice. Where x has another dtype than its gradient, autograd casts.
 """
-
-from typing import Optional
 
 import torch
 import torch.distributed as dist
@@ -29,7 +28,7 @@ from colossalai.comm.groups import rank, world_size
 
 __all__ = ["copy", "exchange", "gather", "gather_reduce", "reduce", "reduce_scatter", "scatter", "shift"]
 
-Group = Optional[dist.ProcessGroup]
+Group = dist.ProcessGroup | None
 
 
 def copy(x: torch.Tensor, group: Group = None) -> torch.Tensor:
@@ -51,7 +50,8 @@ def reduce(x: torch.Tensor, group: Group = None) -> torch.Tensor:
 def gather(x: torch.Tensor, dim: int, group: Group = None) -> torch.Tensor:
     """Parts to a replicated whole: (B, S/N, H) -> (B, S, H) for ``dim=1``.
 
-    Forward an all-gather, n(N-1)/N bytes a rank; backward each keeps its part of the gradient, which must be equal on all.
+    Forward an all-gather, n(N-1)/N bytes a rank; backward each keeps its part of the gradient, which must be equal on
+    all.
     """
     return x if world_size(group) == 1 else _Gather.apply(x, dim, group)
 
@@ -75,7 +75,8 @@ def gather_reduce(x: torch.Tensor, dim: int, group: Group = None) -> torch.Tenso
 def reduce_scatter(x: torch.Tensor, dim: int, group: Group = None) -> torch.Tensor:
     """Partial sums to this rank's part of the sum: (B, S, H) partial -> (B, S/N, H) for ``dim=1``.
 
-    Forward a reduce-scatter, backward an all-gather, each n(N-1)/N bytes a rank. ConfigError if ``dim`` does not divide.
+    Forward a reduce-scatter, backward an all-gather, each n(N-1)/N bytes a rank. ConfigError if ``dim`` does not
+    divide.
     """
     return x if world_size(group) == 1 else _ReduceScatter.apply(x, dim, group)
 

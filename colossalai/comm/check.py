@@ -1,12 +1,12 @@
 """The debugging aid against collectives that do not match: COLOSSALAI_COMM_CHECK=1.
 
-gloo does not check: a size or dtype that differs aborts one rank without an exception and can hand another wrong data. With the
-variable set, every collective first compares its verb, shape, dtype and arguments through the store, and all ranks raise the
-same DisagreementError. That costs about a millisecond a call, so it is off by default.
+gloo does not check: a size or dtype that differs aborts one rank without an exception and can hand another wrong data.
+With the variable set, every collective first compares its verb, shape, dtype and arguments through the store, and all
+ranks raise the same DisagreementError. That costs about a millisecond a call, so it is off by default.
 """
 
 import os
-from typing import Any, Optional
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ CHECK_VARIABLE = "COLOSSALAI_COMM_CHECK"
 _ON, _OFF = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 
 
-def compare(verb: str, tensor: torch.Tensor, group: Optional[dist.ProcessGroup], **arguments: Any) -> None:
+def compare(verb: str, tensor: torch.Tensor, group: dist.ProcessGroup | None, **arguments: Any) -> None:
     """Where the check is on: DisagreementError unless all ranks of the group start the same collective."""
     text = os.environ.get(CHECK_VARIABLE)
     if not text or text.lower() in _OFF:

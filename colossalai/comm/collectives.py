@@ -1,6 +1,7 @@
 """The collectives on flat buffers and whole tensors; `transport` says how each backend carries them."""
 
-from typing import List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ __all__ = ["all_gather_into", "all_reduce", "broadcast", "even_bounds", "reduce_
 _OPS = ("sum", "mean", "max", "min")
 
 
-def even_bounds(numel: int, size: int) -> List[int]:
+def even_bounds(numel: int, size: int) -> list[int]:
     """Bounds of ``size`` equal slices of ``numel`` elements; ConfigError where they cannot be equal."""
     if numel % size:
         raise ConfigError(f"{numel} elements cannot be cut into {size} equal slices: pad the buffer or give its bounds")
@@ -25,13 +26,13 @@ def even_bounds(numel: int, size: int) -> List[int]:
 
 
 def all_reduce(
-    tensor: torch.Tensor, group: Optional[dist.ProcessGroup] = None, op: str = "sum", async_op: bool = False
+    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, op: str = "sum", async_op: bool = False
 ) -> Work:
     """Replace ``tensor`` on every rank by the elementwise sum, mean, maximum or minimum over the group, in place.
 
-    16-bit sums and means are accumulated in float32 on gloo. At three ranks and more the order of summation depends on the
-    position in the tensor; where bits must not depend on how buffers are cut, use `reduce_scatter` and `all_gather_into`,
-    which move the same volume.
+    16-bit sums and means are accumulated in float32 on gloo. At three ranks and more the order of summation depends on
+    the position in the tensor. Where bits must not depend on how buffers are cut, use `reduce_scatter` and
+    `all_gather_into`, which move the same volume.
 
     Args:
         tensor: any shape and strides, the same shape and dtype on all ranks.
@@ -50,21 +51,21 @@ def all_reduce(
 def reduce_scatter(
     flat: torch.Tensor,
     bounds: Sequence[int],
-    group: Optional[dist.ProcessGroup] = None,
+    group: dist.ProcessGroup | None = None,
     op: str = "sum",
-    out: Optional[torch.Tensor] = None,
-    out_dtype: Optional[torch.dtype] = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     async_op: bool = False,
-) -> Tuple[torch.Tensor, Work]:
+) -> tuple[torch.Tensor, Work]:
     """Sum or average ``flat`` over the group and keep this rank's slice, (P,) -> (bounds[r+1] - bounds[r],).
 
-    On gloo, and wherever slices are uneven or ``out_dtype`` differs, the sum runs in rank order with float32 accumulation
-    of 16-bit inputs, so that its bits do not depend on ``bounds``.
+    On gloo, and wherever slices are uneven or ``out_dtype`` differs, the sum runs in rank order with float32
+    accumulation of 16-bit inputs, so that its bits do not depend on ``bounds``.
 
     Args:
         flat: 1-D, contiguous, the same length and dtype on all ranks. Unchanged, except where ``out`` is a part of it.
-        bounds: N + 1 ascending integers, equal on all ranks; rank r owns ``flat[bounds[r]:bounds[r + 1]]``, which may be
-            empty. The slices need not be equal.
+        bounds: N + 1 ascending integers, equal on all ranks; rank r owns ``flat[bounds[r]:bounds[r + 1]]``, which may
+            be empty. The slices need not be equal.
         op: ``"sum"`` or ``"mean"`` (floating dtypes).
         out: 1-D, contiguous, where the slice goes; may be this rank's own slice of ``flat``. None for a new tensor.
         out_dtype: dtype of the result, ``flat``'s by default. float32 from 16 bits is the sum before rounding.
@@ -87,9 +88,9 @@ def reduce_scatter(
 
 
 def all_gather_into(
-    flat: torch.Tensor, bounds: Sequence[int], group: Optional[dist.ProcessGroup] = None, async_op: bool = False
+    flat: torch.Tensor, bounds: Sequence[int], group: dist.ProcessGroup | None = None, async_op: bool = False
 ) -> Work:
-    """Fill every rank's slice of ``flat`` with what its owner has there, in place: afterwards ``flat`` is equal on all ranks.
+    """Fill every rank's slice of ``flat`` from its owner, in place: afterwards ``flat`` is equal on all ranks.
 
     Args:
         flat: 1-D, contiguous, any dtype, the same length and dtype on all ranks; this rank's slice is valid on entry.
@@ -105,10 +106,8 @@ def all_gather_into(
     return start(transport.fill_slices(flat, bounds, group), async_op)
 
 
-def broadcast(
-    tensor: torch.Tensor, src: int, group: Optional[dist.ProcessGroup] = None, async_op: bool = False
-) -> Work:
-    """Replace ``tensor`` by that of rank ``src`` *of the group*, in place. Any dtype and strides, same shape on all ranks."""
+def broadcast(tensor: torch.Tensor, src: int, group: dist.ProcessGroup | None = None, async_op: bool = False) -> Work:
+    """Replace ``tensor`` by that of rank ``src`` *of the group*, in place. Any dtype and strides; equal shapes."""
     size = world_size(group)
     check_rank("src", src, size)
     if size == 1 or tensor.numel() == 0:
@@ -153,14 +152,14 @@ def check_bounds(flat: torch.Tensor, bounds: Sequence[int], size: int) -> None:
     """ConfigError unless ``flat`` is a flat buffer and ``bounds`` cut it for ``size`` ranks."""
     if flat.dim() != 1 or not flat.is_contiguous():
         raise ConfigError(f"flat must be 1-D and contiguous, got shape {tuple(flat.shape)}, strides {flat.stride()}")
-    ascending = all(low <= high for low, high in zip(bounds, bounds[1:]))
+    ascending = all(low <= high for low, high in pairwise(bounds))
     if len(bounds) != size + 1 or not ascending or bounds[0] < 0 or bounds[-1] > flat.numel():
         raise ConfigError(
             f"bounds={list(bounds)} must be {size + 1} ascending integers within 0..{flat.numel()} for {size} ranks"
         )
 
 
-def _slice_target(own: torch.Tensor, out: Optional[torch.Tensor], out_dtype: Optional[torch.dtype]) -> torch.Tensor:
+def _slice_target(own: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None) -> torch.Tensor:
     if out is None:
         return torch.empty_like(own, dtype=out_dtype or own.dtype)
     if tuple(out.shape) != tuple(own.shape) or not out.is_contiguous():

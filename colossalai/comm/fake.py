@@ -1,14 +1,16 @@
 """A world of N ranks in one process, for dry runs: nothing travels, and by default no tensor has memory.
 
 [Note: what a fake world can do]
-Process groups, every verb of `colossalai.comm`, autograd and optimizers work, and a ledger recorded inside is that of a real
-run. Values are wrong: an all-reduce is the identity, a gathered tensor is this rank's part repeated. So nothing may depend on
-data; where one number is needed, `read_scalar` answers with a stated stand-in. Device meshes must be made where tensors are
-real (`real_tensors`), because they look at their own rank tensors. Fake tensors must be CPU tensors on a machine without CUDA.
+Process groups, every verb of `colossalai.comm`, autograd and optimizers work, and a ledger recorded inside is that of a
+real run. Values are wrong: an all-reduce is the identity, a gathered tensor is this rank's part repeated. So nothing
+may depend on data; where one number is needed, `read_scalar` answers with a stated stand-in. Device meshes must be made
+where tensors are real (`real_tensors`), because they look at their own rank tensors. Fake tensors must be CPU tensors
+on a machine without CUDA.
 """
 
-from contextlib import contextmanager, nullcontext
-from typing import Any, ContextManager, Iterator, Optional
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,19 +23,21 @@ __all__ = ["fake_world", "read_scalar", "real_tensors"]
 
 
 @contextmanager
-def fake_world(rank: int, world_size: int, fake_tensors: bool = True) -> Iterator[Optional[FakeTensorMode]]:
+def fake_world(rank: int, world_size: int, fake_tensors: bool = True) -> Iterator[FakeTensorMode | None]:
     """Be rank ``rank`` of ``world_size`` inside the block.
 
     Args:
         rank, world_size: which rank of how many.
-        fake_tensors: True: tensors have shapes and no memory (`FakeTensorMode`, entered here and handed out). False: tensors
-            and kernels are real, only communication is not: one accelerator standing for N.
+        fake_tensors: True: tensors have shapes and no memory (`FakeTensorMode`, entered here and handed out).
+            False: tensors and kernels are real, only communication is not: one accelerator standing for N.
 
     Everything is undone at the end: the mode is left and the process groups are destroyed.
     ConfigError where a process group exists already.
     """
     if dist.is_initialized():
-        raise ConfigError("fake_world needs a process without a process group: leave it, or call destroy_process_group first")
+        raise ConfigError(
+            "fake_world needs a process without a process group: leave it, or call destroy_process_group first"
+        )
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} must be within 0..{world_size - 1} for world_size={world_size}")
     # Only dry runs need it, and importing it registers the backend.
@@ -50,15 +54,15 @@ def fake_world(rank: int, world_size: int, fake_tensors: bool = True) -> Iterato
             dist.destroy_process_group()
 
 
-def real_tensors() -> ContextManager[Any]:
-    """A block in which tensors are real even inside a `fake_world`; does nothing elsewhere. For device meshes and tables."""
+def real_tensors() -> AbstractContextManager[Any]:
+    """A block in which tensors are real even inside a `fake_world`, for device meshes; does nothing elsewhere."""
     return unset_fake_temporarily()
 
 
 def read_scalar(tensor: torch.Tensor, default: Any, what: str = "scalar") -> Any:
     """``tensor.item()``; where the tensor is fake ``default``, listed as ``what`` in open ledgers.
 
-    Every host-side read of a tensor's value in the library goes through here. On an accelerator it waits for the device.
+    Every host-side read of a tensor's value in the library goes through here. On an accelerator it waits for it.
     """
     if is_fake_tensor(tensor):
         note_stand_in(what, default)

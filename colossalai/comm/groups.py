@@ -1,13 +1,13 @@
 """Process groups: who is in one, which backend carries its tensors, and the time limit every wait has.
 
-``group=None`` means the whole world everywhere in `colossalai.comm`. Where ``torch.distributed`` was never initialised the
-world is this one process, so a script runs unchanged without a launcher. *Ranks* are positions within the group;
+``group=None`` means the whole world everywhere in `colossalai.comm`. Where ``torch.distributed`` was never initialised
+the world is this one process, so a script runs unchanged without a launcher. *Ranks* are positions within the group;
 a rank of the world is called a *global rank*.
 """
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Optional, Sequence, Tuple
 
 import torch.distributed as dist
 
@@ -32,7 +32,7 @@ AGREEMENT_SECONDS = 300.0
 
 
 def timeout_seconds(default: float) -> float:
-    """Seconds that the environment variable COLOSSALAI_TIMEOUT asks for, else ``default``; ConfigError if not a positive number."""
+    """Seconds that COLOSSALAI_TIMEOUT in the environment says, else ``default``; ConfigError unless positive."""
     text = os.environ.get(TIMEOUT_VARIABLE, "").strip()
     if not text:
         return default
@@ -46,17 +46,17 @@ def timeout_seconds(default: float) -> float:
 
 
 def default_timeout() -> timedelta:
-    """The limit of one collective: COLOSSALAI_TIMEOUT seconds, else 30 minutes. `launch` gives the world the same one."""
+    """The limit of one collective: COLOSSALAI_TIMEOUT seconds, else 30 minutes."""
     return timedelta(seconds=timeout_seconds(COLLECTIVE_SECONDS))
 
 
-def is_member(group: Optional[dist.ProcessGroup] = None) -> bool:
+def is_member(group: dist.ProcessGroup | None = None) -> bool:
     """Whether this process belongs to ``group``."""
     return not dist.is_initialized() or dist.get_rank(group) >= 0
 
 
-def world_size(group: Optional[dist.ProcessGroup] = None) -> int:
-    """Number of ranks in ``group``; 1 without ``torch.distributed``. ConfigError if this process is not in the group."""
+def world_size(group: dist.ProcessGroup | None = None) -> int:
+    """Number of ranks in ``group``; 1 without ``torch.distributed``. ConfigError if this process is not in it."""
     if not dist.is_initialized():
         return 1
     size = dist.get_world_size(group)
@@ -68,12 +68,12 @@ def world_size(group: Optional[dist.ProcessGroup] = None) -> int:
     return size
 
 
-def rank(group: Optional[dist.ProcessGroup] = None) -> int:
+def rank(group: dist.ProcessGroup | None = None) -> int:
     """This process's position within ``group``, 0 without ``torch.distributed``, -1 outside the group."""
     return dist.get_rank(group) if dist.is_initialized() else 0
 
 
-def global_ranks(group: Optional[dist.ProcessGroup] = None) -> Tuple[int, ...]:
+def global_ranks(group: dist.ProcessGroup | None = None) -> tuple[int, ...]:
     """The global ranks of ``group``, in group order."""
     if not dist.is_initialized():
         return (0,)
@@ -82,7 +82,7 @@ def global_ranks(group: Optional[dist.ProcessGroup] = None) -> Tuple[int, ...]:
     return tuple(dist.get_process_group_ranks(group))
 
 
-def group_label(group: Optional[dist.ProcessGroup] = None) -> str:
+def group_label(group: dist.ProcessGroup | None = None) -> str:
     """The name a group was created with (``new_group(name=)``); ``"world"`` for the whole world, else empty."""
     if group is None or not dist.is_initialized() or group is dist.group.WORLD:
         return "world"
@@ -90,7 +90,7 @@ def group_label(group: Optional[dist.ProcessGroup] = None) -> str:
     return "" if description == "undefined" else description
 
 
-def backend_name(group: Optional[dist.ProcessGroup] = None, device_type: str = "cpu") -> str:
+def backend_name(group: dist.ProcessGroup | None = None, device_type: str = "cpu") -> str:
     """The backend that carries tensors of ``device_type`` in ``group``: ``"gloo"``, ``"nccl"``, ``"fake"``...
 
     Empty without ``torch.distributed``, or where the group carries no such tensors (a pure NCCL group and ``"cpu"``).
@@ -103,28 +103,28 @@ def backend_name(group: Optional[dist.ProcessGroup] = None, device_type: str = "
     return devices.get(device_type, "")
 
 
-def is_fake(group: Optional[dist.ProcessGroup] = None) -> bool:
+def is_fake(group: dist.ProcessGroup | None = None) -> bool:
     """Whether the group belongs to a fake world (`fake_world`), where nothing travels."""
     return dist.is_initialized() and dist.get_backend(group) == "fake"
 
 
-def is_gloo(group: Optional[dist.ProcessGroup] = None, device_type: str = "cpu") -> bool:
+def is_gloo(group: dist.ProcessGroup | None = None, device_type: str = "cpu") -> bool:
     """Whether gloo carries tensors of ``device_type`` in ``group``."""
     return backend_name(group, device_type) == "gloo"
 
 
 def new_group(
-    ranks: Optional[Sequence[int]] = None,
-    timeout: Optional[timedelta] = None,
-    backend: Optional[str] = None,
-    name: Optional[str] = None,
-) -> Optional[dist.ProcessGroup]:
+    ranks: Sequence[int] | None = None,
+    timeout: timedelta | None = None,
+    backend: str | None = None,
+    name: str | None = None,
+) -> dist.ProcessGroup | None:
     """Create a group of the given global ranks. Every process of the world must call it, in the same order.
 
     The time limit is always passed on, because torch does not let a group inherit the world's.
 
     Args:
-        ranks: global ranks in group order; None for all.
+        ranks: ascending global ranks; None for all.
         timeout: limit of one collective; None for `default_timeout`.
         backend: None for the world's.
         name: shown by ledgers and errors, such as a mesh axis.
@@ -137,7 +137,7 @@ def new_group(
             raise ConfigError(f"ranks={list(ranks)} but this process runs alone: call colossalai.launch first")
         return None
     members = None if ranks is None else list(ranks)
-    # The order given is the order of the slices: torch would sort it silently. Passed only where it matters, being new.
-    order = {} if members is None or members == sorted(members) else {"sort_ranks": False}
+    if members is not None and members != sorted(set(members)):
+        raise ConfigError(f"ranks={members} must ascend: torch sorts them, so another order would not be kept")
     limit = timeout if timeout is not None else default_timeout()
-    return dist.new_group(ranks=members, timeout=limit, backend=backend, group_desc=name, **order)
+    return dist.new_group(ranks=members, timeout=limit, backend=backend, group_desc=name)

@@ -1,8 +1,8 @@
 """The ledger of communication: what every verb moved, by verb and group.
 
 [Note: what is counted]
-A row counts the *logical operation*, not how a backend composes it, so that a run on gloo, on NCCL and in a fake world give
-the same ledger. Payload bytes of one call on one rank:
+A row counts the *logical operation*, not how a backend composes it, so that a run on gloo, on NCCL and in a fake world
+give the same ledger. Payload bytes of one call on one rank:
 
     all_reduce, broadcast               the tensor
     reduce_scatter, all_gather_into     the flat buffer, all slices together
@@ -13,14 +13,15 @@ the same ledger. Payload bytes of one call on one rank:
     gather_pieces, scatter_pieces       the assembled tensor
     *_object                            the pickled objects of all ranks (a fake world counts its own once per rank)
 
-*Wire bytes* are what a rank must send at least, by the ring formulas (Patarasu and Yuan, 2009), n payload bytes and N ranks:
-all_reduce 2n(N-1)/N; reduce_scatter, all-gather, all-to-all and broadcast n(N-1)/N; send n; recv 0.
-A verb on a group of one rank moves nothing and is not recorded. Barriers and agreements use the store and are not recorded.
+*Wire bytes* are what a rank must send at least, by the ring formulas (Patarasu and Yuan, 2009), n payload bytes and N
+ranks: all_reduce 2n(N-1)/N; reduce_scatter, all-gather, all-to-all and broadcast n(N-1)/N; send n; recv 0.
+A verb on a group of one rank moves nothing and is not recorded. Barriers and agreements use the store and are not
+recorded.
 """
 
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch.distributed as dist
 
@@ -28,7 +29,7 @@ from colossalai.comm.groups import global_ranks, group_label, world_size
 
 __all__ = ["Ledger", "LedgerRow", "record"]
 
-GroupFilter = Union[None, str, Sequence[int], dist.ProcessGroup]
+GroupFilter = str | Sequence[int] | dist.ProcessGroup | None
 
 
 @dataclass
@@ -45,30 +46,30 @@ class Ledger:
     """What `record` hands out: totals by (verb, group), and the scalars a fake world answered with a stand-in."""
 
     def __init__(self) -> None:
-        self._rows: Dict[Tuple[str, Tuple[int, ...], str], LedgerRow] = {}
-        self._stand_ins: Dict[str, Tuple[object, int]] = {}
+        self._rows: dict[tuple[str, tuple[int, ...], str], LedgerRow] = {}
+        self._stand_ins: dict[str, tuple[object, int]] = {}
 
-    def rows(self) -> Dict[Tuple[str, Tuple[int, ...], str], LedgerRow]:
+    def rows(self) -> dict[tuple[str, tuple[int, ...], str], LedgerRow]:
         """Totals by (verb, global ranks, group name)."""
         return dict(self._rows)
 
-    def stand_ins(self) -> Dict[str, Tuple[object, int]]:
+    def stand_ins(self) -> dict[str, tuple[object, int]]:
         """Scalar reads answered without data, by name: (the value given, how often). Empty in a real run."""
         return dict(self._stand_ins)
 
-    def calls(self, verb: Optional[str] = None, group: GroupFilter = None) -> int:
+    def calls(self, verb: str | None = None, group: GroupFilter = None) -> int:
         """Number of calls, of one verb or all; ``group`` is a process group, its global ranks, or its name."""
         return sum(row.calls for row in self._select(verb, group))
 
-    def elements(self, verb: Optional[str] = None, group: GroupFilter = None) -> int:
+    def elements(self, verb: str | None = None, group: GroupFilter = None) -> int:
         """Payload in elements; arguments as for `calls`."""
         return sum(row.elements for row in self._select(verb, group))
 
-    def bytes(self, verb: Optional[str] = None, group: GroupFilter = None) -> int:
+    def bytes(self, verb: str | None = None, group: GroupFilter = None) -> int:
         """Payload in bytes; arguments as for `calls`."""
         return sum(row.bytes for row in self._select(verb, group))
 
-    def wire_bytes(self, verb: Optional[str] = None, group: GroupFilter = None) -> float:
+    def wire_bytes(self, verb: str | None = None, group: GroupFilter = None) -> float:
         """Bytes this rank sends at the theoretical figure; arguments as for `calls`."""
         return sum(row.wire_bytes for row in self._select(verb, group))
 
@@ -84,13 +85,13 @@ class Ledger:
         widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
         text = []
         for line in lines:
-            cells = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths))]
+            cells = [c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
             text.append("  ".join(cells).rstrip())
         for what, (value, count) in sorted(self._stand_ins.items()):
             text.append(f"stand-in: {what} = {value!r}, read {count} times")
         return "\n".join(text)
 
-    def _select(self, verb: Optional[str], group: GroupFilter) -> List[LedgerRow]:
+    def _select(self, verb: str | None, group: GroupFilter) -> list[LedgerRow]:
         label = group if isinstance(group, str) else None
         ranks = None
         if group is not None and label is None:
@@ -102,7 +103,7 @@ class Ledger:
         ]
 
 
-def _short(ranks: Tuple[int, ...]) -> str:
+def _short(ranks: tuple[int, ...]) -> str:
     if len(ranks) > 2:
         step = ranks[1] - ranks[0]
         if step > 0 and ranks == tuple(range(ranks[0], ranks[-1] + 1, step)):
@@ -111,12 +112,12 @@ def _short(ranks: Tuple[int, ...]) -> str:
 
 
 # Module state, not thread-local: on an accelerator the backward runs in autograd's own threads.
-_active: List[Ledger] = []
+_active: list[Ledger] = []
 
 
 @contextmanager
 def record() -> Iterator[Ledger]:
-    """Count everything `colossalai.comm` moves inside the block. Blocks nest: each ledger sees all that happens inside it."""
+    """Count everything `colossalai.comm` moves in the block. Blocks nest: each ledger sees all inside its own."""
     ledger = Ledger()
     _active.append(ledger)
     try:
@@ -128,10 +129,10 @@ def record() -> Iterator[Ledger]:
 
 def note(
     verb: str,
-    group: Optional[dist.ProcessGroup],
+    group: dist.ProcessGroup | None,
     elements: int,
     itemsize: int,
-    wire_elements: Optional[float] = None,
+    wire_elements: float | None = None,
 ) -> None:
     """Count one call in every open ledger; ``wire_elements`` defaults to the ring's share, elements * (N-1)/N."""
     if not _active:

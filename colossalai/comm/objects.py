@@ -5,7 +5,7 @@ Objects are unpickled: use these only among the processes of one job.
 """
 
 import pickle
-from typing import Any, List, Optional
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from colossalai.comm.p2p import _batch
 __all__ = ["all_gather_object", "broadcast_object", "gather_object"]
 
 
-def all_gather_object(obj: Any, group: Optional[dist.ProcessGroup] = None) -> List[Any]:
+def all_gather_object(obj: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """The objects of all ranks, in rank order, on every rank."""
     size = world_size(group)
     if size == 1:
@@ -37,7 +37,7 @@ def all_gather_object(obj: Any, group: Optional[dist.ProcessGroup] = None) -> Li
     return [_unpack(part) for part in whole.split(sizes)]
 
 
-def gather_object(obj: Any, dst: int = 0, group: Optional[dist.ProcessGroup] = None) -> Optional[List[Any]]:
+def gather_object(obj: Any, dst: int = 0, group: dist.ProcessGroup | None = None) -> list[Any] | None:
     """The objects of all ranks, in rank order, on rank ``dst`` of the group; None elsewhere."""
     size, me = world_size(group), rank(group)
     check_rank("dst", dst, size)
@@ -56,7 +56,7 @@ def gather_object(obj: Any, dst: int = 0, group: Optional[dist.ProcessGroup] = N
     return [_unpack(part) for part in parts]
 
 
-def broadcast_object(obj: Any, src: int = 0, group: Optional[dist.ProcessGroup] = None) -> Any:
+def broadcast_object(obj: Any, src: int = 0, group: dist.ProcessGroup | None = None) -> Any:
     """Rank ``src``'s object, on every rank of the group; what others pass is ignored."""
     size, me = world_size(group), rank(group)
     check_rank("src", src, size)
@@ -75,7 +75,7 @@ def broadcast_object(obj: Any, src: int = 0, group: Optional[dist.ProcessGroup] 
     return obj if me == src else _unpack(data)
 
 
-def _pack(obj: Any, group: Optional[dist.ProcessGroup]) -> torch.Tensor:
+def _pack(obj: Any, group: dist.ProcessGroup | None) -> torch.Tensor:
     data = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
     if backend_name(group, "cpu"):
         return data
@@ -87,14 +87,14 @@ def _unpack(data: torch.Tensor) -> Any:
     return pickle.loads(data.cpu().numpy().tobytes())
 
 
-def _sizes(data: torch.Tensor, group: Optional[dist.ProcessGroup], size: int) -> List[int]:
+def _sizes(data: torch.Tensor, group: dist.ProcessGroup | None, size: int) -> list[int]:
     if is_fake(group):
         return [data.numel()] * size
     mine = torch.tensor([data.numel()], dtype=torch.int64, device=data.device)
     return transport.gather_equal(mine, group, size).view(-1).tolist()
 
 
-def _bounds(sizes: List[int]) -> List[int]:
+def _bounds(sizes: list[int]) -> list[int]:
     bounds = [0]
     for length in sizes:
         bounds.append(bounds[-1] + length)

@@ -3,7 +3,7 @@
 Messages from one rank to another within a group arrive in the order they were sent.
 """
 
-from typing import Callable, List, Optional, Sequence, Tuple
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,15 +17,15 @@ from colossalai.utils.errors import ConfigError
 
 __all__ = ["gather_pieces", "recv", "scatter_pieces", "send", "send_recv"]
 
-Message = Tuple[torch.Tensor, int]
+Message = tuple[torch.Tensor, int]
 
 
-def send(tensor: torch.Tensor, dst: int, group: Optional[dist.ProcessGroup] = None, async_op: bool = False) -> Work:
+def send(tensor: torch.Tensor, dst: int, group: dist.ProcessGroup | None = None, async_op: bool = False) -> Work:
     """Send ``tensor`` to rank ``dst`` of the group, which must `recv` one of the same shape and dtype. Any dtype."""
     return send_recv([(tensor, dst)], [], group, async_op)
 
 
-def recv(tensor: torch.Tensor, src: int, group: Optional[dist.ProcessGroup] = None, async_op: bool = False) -> Work:
+def recv(tensor: torch.Tensor, src: int, group: dist.ProcessGroup | None = None, async_op: bool = False) -> Work:
     """Receive from rank ``src`` of the group into ``tensor``, which must have the shape and dtype of what is sent."""
     return send_recv([], [(tensor, src)], group, async_op)
 
@@ -33,13 +33,13 @@ def recv(tensor: torch.Tensor, src: int, group: Optional[dist.ProcessGroup] = No
 def send_recv(
     sends: Sequence[Message],
     recvs: Sequence[Message],
-    group: Optional[dist.ProcessGroup] = None,
+    group: dist.ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work:
-    """Start all of ``sends`` [(tensor, destination)] and ``recvs`` [(tensor, source)] together; ranks are those of the group.
+    """Start all of ``sends`` [(tensor, destination)] and ``recvs`` [(tensor, source)] together.
 
-    Issued as one batch, so that ranks which send to each other do not wait for each other. With ``async_op`` leave all
-    tensors alone before `Work.wait`.
+    Peers are ranks of the group. It is one batch, so that ranks which send to each other do not wait for each other.
+    With ``async_op`` leave all tensors alone before `Work.wait`.
     """
     size, me = world_size(group), rank(group)
     for name, messages in (("sends", sends), ("recvs", recvs)):
@@ -55,9 +55,9 @@ def send_recv(
 
 
 def gather_pieces(
-    piece: torch.Tensor, sizes: Sequence[int], dst: int, group: Optional[dist.ProcessGroup] = None
-) -> Optional[torch.Tensor]:
-    """Assemble one tensor on rank ``dst`` from a piece of every rank, (sizes[r],) -> (sum(sizes),) there, None elsewhere.
+    piece: torch.Tensor, sizes: Sequence[int], dst: int, group: dist.ProcessGroup | None = None
+) -> torch.Tensor | None:
+    """Assemble a tensor on rank ``dst`` from every rank's piece, (sizes[r],) -> (sum(sizes),) there, None elsewhere.
 
     Args:
         piece: 1-D, any dtype, the same on all ranks; left as it is.
@@ -81,13 +81,13 @@ def gather_pieces(
 
 
 def scatter_pieces(
-    whole: Optional[torch.Tensor],
+    whole: torch.Tensor | None,
     out: torch.Tensor,
     sizes: Sequence[int],
     src: int,
-    group: Optional[dist.ProcessGroup] = None,
+    group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
-    """The reverse of `gather_pieces`: rank ``src`` deals ``whole`` (sum(sizes),) out; each rank's piece fills its ``out``.
+    """The reverse of `gather_pieces`: rank ``src`` deals ``whole`` out, (sum(sizes),) -> (sizes[r],) on each rank.
 
     Args:
         whole: 1-D, on rank ``src``; ignored elsewhere.
@@ -112,9 +112,9 @@ def scatter_pieces(
     return out
 
 
-def _batch(sends: Sequence[Message], recvs: Sequence[Message], group: Optional[dist.ProcessGroup]) -> Work:
-    operations: List[dist.P2POp] = []
-    copies: List[Tuple[torch.Tensor, torch.Tensor]] = []
+def _batch(sends: Sequence[Message], recvs: Sequence[Message], group: dist.ProcessGroup | None) -> Work:
+    operations: list[dist.P2POp] = []
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def add(call: Callable, tensor: torch.Tensor, peer: int) -> torch.Tensor:
         buffer = tensor.detach().contiguous()
@@ -146,4 +146,6 @@ def _check_pieces(piece: torch.Tensor, sizes: Sequence[int], size: int, me: int,
     if len(sizes) != size or min(sizes) < 0:
         raise ConfigError(f"sizes={list(sizes)} must be {size} counts of elements, one for each rank")
     if tuple(piece.shape) != (sizes[me],):
-        raise ConfigError(f"rank {me}'s piece has shape {tuple(piece.shape)}, but sizes={list(sizes)} says ({sizes[me]},)")
+        raise ConfigError(
+            f"rank {me}'s piece has shape {tuple(piece.shape)}, but sizes={list(sizes)} says ({sizes[me]},)"
+        )

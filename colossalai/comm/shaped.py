@@ -4,7 +4,7 @@ Shapes are fractions of an axis: (B, S/N, H) is what one of N ranks holds of (B,
 """
 
 import math
-from typing import Optional, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,8 @@ from colossalai.utils.errors import ConfigError
 __all__ = ["all_gather", "all_to_all", "all_to_all_uneven", "reduce_scatter_dim", "split"]
 
 
-def all_gather(tensor: torch.Tensor, dim: int = 0, group: Optional[dist.ProcessGroup] = None) -> torch.Tensor:
-    """Concatenate every rank's tensor along ``dim`` in rank order, (..., D/N, ...) -> (..., D, ...). Any dtype, equal shapes."""
+def all_gather(tensor: torch.Tensor, dim: int = 0, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Concatenate every rank's tensor along ``dim``, (..., D/N, ...) -> (..., D, ...). Any dtype; equal shapes."""
     size = world_size(group)
     dim = _dimension(tensor, dim, "dim")
     if size == 1:
@@ -31,7 +31,7 @@ def all_gather(tensor: torch.Tensor, dim: int = 0, group: Optional[dist.ProcessG
 
 
 def reduce_scatter_dim(
-    tensor: torch.Tensor, dim: int = 0, group: Optional[dist.ProcessGroup] = None, op: str = "sum"
+    tensor: torch.Tensor, dim: int = 0, group: dist.ProcessGroup | None = None, op: str = "sum"
 ) -> torch.Tensor:
     """Sum or average over the group and keep this rank's part of ``dim``, (..., D, ...) -> (..., D/N, ...)."""
     check_op(op, tensor, ("sum", "mean"))
@@ -48,7 +48,7 @@ def reduce_scatter_dim(
 
 
 def all_to_all(
-    tensor: torch.Tensor, scatter_dim: int, gather_dim: int, group: Optional[dist.ProcessGroup] = None
+    tensor: torch.Tensor, scatter_dim: int, gather_dim: int, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
     """Cut along one dimension, join along another: (..., S, ..., G/N, ...) -> (..., S/N, ..., G, ...). Any dtype.
 
@@ -73,11 +73,12 @@ def all_to_all_uneven(
     tensor: torch.Tensor,
     in_splits: Sequence[int],
     out_splits: Sequence[int],
-    group: Optional[dist.ProcessGroup] = None,
+    group: dist.ProcessGroup | None = None,
 ) -> torch.Tensor:
     """Send ``in_splits[r]`` rows of dim 0 to each rank r and receive ``out_splits[r]`` from it, in rank order.
 
-    (sum(in_splits), ...) -> (sum(out_splits), ...). Any dtype; splits may be zero, and ``out_splits[r]`` must be what rank r
+    (sum(in_splits), ...) -> (sum(out_splits), ...). Any dtype; splits may be zero, and ``out_splits[r]`` must be what
+    rank r
     sends here: a backend does not check that.
     """
     size, me = world_size(group), rank(group)
@@ -85,7 +86,9 @@ def all_to_all_uneven(
         if len(splits) != size or min(splits) < 0:
             raise ConfigError(f"{name}={list(splits)} must be {size} counts of rows, one for each rank")
     if tensor.dim() == 0 or sum(in_splits) != tensor.shape[0]:
-        raise ConfigError(f"in_splits={list(in_splits)} must sum to dim 0 of the tensor, of shape {tuple(tensor.shape)}")
+        raise ConfigError(
+            f"in_splits={list(in_splits)} must sum to dim 0 of the tensor, of shape {tuple(tensor.shape)}"
+        )
     if in_splits[me] != out_splits[me]:
         raise ConfigError(f"rank {me} sends {in_splits[me]} rows to itself but expects {out_splits[me]}")
     if size == 1:
@@ -98,7 +101,7 @@ def all_to_all_uneven(
     return received
 
 
-def split(tensor: torch.Tensor, dim: int = 0, group: Optional[dist.ProcessGroup] = None) -> torch.Tensor:
+def split(tensor: torch.Tensor, dim: int = 0, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """This rank's part of ``dim``, a view, (..., D, ...) -> (..., D/N, ...). Nothing travels."""
     size = world_size(group)
     dim = _dimension(tensor, dim, "dim", size)
@@ -113,7 +116,7 @@ def _cut(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
 
 def _join(pieces: torch.Tensor, dim: int) -> torch.Tensor:
     """(N, ..., D/N, ...) -> (..., D, ...); without a copy for dim 0."""
-    return pieces.movedim(0, dim).flatten(dim, dim + 1)
+    return pieces.movedim(0, dim).flatten(dim, dim + 1).contiguous()
 
 
 def _dimension(tensor: torch.Tensor, dim: int, name: str, divided_by: int = 1) -> int:
@@ -121,6 +124,7 @@ def _dimension(tensor: torch.Tensor, dim: int, name: str, divided_by: int = 1) -
         raise ConfigError(f"{name}={dim} is no dimension of a tensor of shape {tuple(tensor.shape)}")
     if tensor.shape[dim] % divided_by:
         raise ConfigError(
-            f"dimension {name}={dim} of shape {tuple(tensor.shape)} does not divide by the group's {divided_by} ranks: pad it"
+            f"dimension {name}={dim} of shape {tuple(tensor.shape)} does not divide by the group's {divided_by} ranks: "
+            "pad it"
         )
     return dim % tensor.dim()

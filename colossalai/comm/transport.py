@@ -1,19 +1,21 @@
 """How each backend carries the collectives: no argument checks and no ledger. Only this package uses it.
 
 [Note: one algorithm per backend]
-NCCL has its own kernels and they are used wherever they can express the operation. gloo's reduce-scatter moves as much as
-an all-reduce and its all-gather copies every slice twice, so there a reduce-scatter is an all-to-all of the slices and a
-local sum, and an all-gather is one broadcast a slice straight into the buffer. The local sum runs in rank order, in float32
-for 16-bit inputs: an element's result depends on its N contributions and on nothing else, so cutting a buffer into other
-buckets changes no bit, at any number of ranks. All-reduce is the backend's own: at three ranks and more its order of
-summation depends on the position in the buffer.
+NCCL has its own kernels and they are used wherever they can express the operation. gloo's reduce-scatter moves as much
+as an all-reduce and its all-gather copies every slice twice, so there a reduce-scatter is an all-to-all of the slices
+and a local sum, and an all-gather is one broadcast a slice straight into the buffer. The local sum runs in rank order,
+in float32 for 16-bit inputs: an element's result depends on its N contributions and on nothing else, so cutting a
+buffer into other buckets changes no bit, at any number of ranks. All-reduce is the backend's own: at three ranks and
+more its order of summation depends on the position in the buffer.
 
-Every operation has one phase: `Work.wait` may sum locally but never communicates, so ranks may wait in different orders.
+Every operation has one phase: `Work.wait` may sum locally but never communicates, so ranks may wait in different
+orders.
 """
 
 import math
 import threading
-from typing import List, Optional, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -39,17 +41,17 @@ def movable(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype in MOVABLE else tensor.reshape(-1).view(torch.uint8)
 
 
-def has_average(group: Optional[dist.ProcessGroup], tensor: torch.Tensor) -> bool:
+def has_average(group: dist.ProcessGroup | None, tensor: torch.Tensor) -> bool:
     """Whether the backend averages by itself, without a 16-bit sum overflowing on the way."""
     return backend_name(group, tensor.device.type) in ("nccl", "fake")
 
 
 def is_even(bounds: Sequence[int]) -> bool:
     """Whether all slices have one length."""
-    return len({high - low for low, high in zip(bounds, bounds[1:])}) == 1
+    return len({high - low for low, high in pairwise(bounds)}) == 1
 
 
-def sum_everywhere(tensor: torch.Tensor, group: Optional[dist.ProcessGroup], size: int, op: str) -> Work:
+def sum_everywhere(tensor: torch.Tensor, group: dist.ProcessGroup | None, size: int, op: str) -> Work:
     """All-reduce in place; ``op`` sum, mean, max or min; ``tensor`` of any strides."""
     native_mean = op == "mean" and has_average(group, tensor)
     reduce_op = dist.ReduceOp.AVG if native_mean else _REDUCE_OPS[op]
@@ -72,7 +74,7 @@ def sum_everywhere(tensor: torch.Tensor, group: Optional[dist.ProcessGroup], siz
 
 
 def sum_into_slices(
-    flat: torch.Tensor, bounds: Sequence[int], out: torch.Tensor, group: Optional[dist.ProcessGroup], op: str
+    flat: torch.Tensor, bounds: Sequence[int], out: torch.Tensor, group: dist.ProcessGroup | None, op: str
 ) -> Work:
     """Reduce-scatter of ``flat[bounds[0]:bounds[-1]]`` into ``out``, which may be this rank's slice of it."""
     cut, me = flat[bounds[0] : bounds[-1]], rank(group)
@@ -96,7 +98,7 @@ def sum_into_slices(
     return Work([handle], finish, keep=(cut, out))
 
 
-def fill_slices(flat: torch.Tensor, bounds: Sequence[int], group: Optional[dist.ProcessGroup]) -> Work:
+def fill_slices(flat: torch.Tensor, bounds: Sequence[int], group: dist.ProcessGroup | None) -> Work:
     """All-gather in place: every rank's slice of ``flat`` is filled from its owner."""
     data = flat.detach()
     if bounds[0] == bounds[-1]:
@@ -107,7 +109,7 @@ def fill_slices(flat: torch.Tensor, bounds: Sequence[int], group: Optional[dist.
         return Work([_all_gather_native(movable(whole), movable(own), group=group, async_op=True)], keep=(flat,))
     handles = [
         dist.broadcast(movable(data[low:high]), group_src=src, group=group, async_op=True)
-        for src, (low, high) in enumerate(zip(bounds, bounds[1:]))
+        for src, (low, high) in enumerate(pairwise(bounds))
         if low < high
     ]
     return Work(handles, keep=(flat,))
@@ -116,10 +118,10 @@ def fill_slices(flat: torch.Tensor, bounds: Sequence[int], group: Optional[dist.
 def exchange_slices(
     received: torch.Tensor,
     sent: torch.Tensor,
-    out_splits: Optional[Sequence[int]],
-    in_splits: Optional[Sequence[int]],
-    group: Optional[dist.ProcessGroup],
-) -> Optional[dist.Work]:
+    out_splits: Sequence[int] | None,
+    in_splits: Sequence[int] | None,
+    group: dist.ProcessGroup | None,
+) -> dist.Work | None:
     """All-to-all along dim 0 of two contiguous tensors; splits in rows, None for equal ones."""
     sent, received = _rows_movable(sent.detach()), _rows_movable(received.detach())
     return dist.all_to_all_single(
@@ -132,7 +134,7 @@ def exchange_slices(
     )
 
 
-def gather_equal(tensor: torch.Tensor, group: Optional[dist.ProcessGroup], size: int) -> torch.Tensor:
+def gather_equal(tensor: torch.Tensor, group: dist.ProcessGroup | None, size: int) -> torch.Tensor:
     """Contiguous (*shape) of every rank -> (N, *shape)."""
     source = tensor.detach()
     whole = source.new_empty((size, *source.shape))
@@ -146,8 +148,8 @@ def gather_equal(tensor: torch.Tensor, group: Optional[dist.ProcessGroup], size:
     return whole
 
 
-def sum_in_rank_order(pieces: torch.Tensor, out: torch.Tensor, divisor: Optional[int] = None) -> None:
-    """(N, m) -> ``out`` (m,): pieces[0] + pieces[1] + ..., in float32 for 16-bit pieces, divided before the one rounding."""
+def sum_in_rank_order(pieces: torch.Tensor, out: torch.Tensor, divisor: int | None = None) -> None:
+    """(N, m) -> ``out`` (m,): pieces[0] + pieces[1] + ..., in float32 for 16 bits, divided before the one rounding."""
     wide = _wide(pieces.dtype)
     for low in range(0, pieces.shape[1], _SUM_CHUNK):
         part, target = pieces[:, low : low + _SUM_CHUNK], out[low : low + _SUM_CHUNK]
@@ -177,7 +179,7 @@ class _Staging:
     _WORTH_BYTES = 1 << 20
 
     def __init__(self) -> None:
-        self._free: List[torch.Tensor] = []
+        self._free: list[torch.Tensor] = []
         self._lock = threading.Lock()
 
     def take(self, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -224,10 +226,11 @@ _REDUCE_OPS = {
 }
 
 
-def _rounds_on_the_way(tensor: torch.Tensor, group: Optional[dist.ProcessGroup], size: int, op: str) -> bool:
+def _rounds_on_the_way(tensor: torch.Tensor, group: dist.ProcessGroup | None, size: int, op: str) -> bool:
     """Whether gloo would round, or overflow, between the contributions: it adds 16-bit numbers in 16 bits.
 
-    Two contributions are added once, and rounded once as they must be; only a float16 mean can overflow before it is halved.
+    Two contributions are added once, and rounded once as they must be; only a float16 mean can overflow before it is
+    halved.
     """
     if tensor.dtype not in HALF or backend_name(group, tensor.device.type) != "gloo":
         return False
@@ -238,7 +241,7 @@ def _sum_by_exchange(
     cut: torch.Tensor,
     bounds: Sequence[int],
     out: torch.Tensor,
-    group: Optional[dist.ProcessGroup],
+    group: dist.ProcessGroup | None,
     op: str,
     on_host: bool,
 ) -> Work:
@@ -246,7 +249,7 @@ def _sum_by_exchange(
     divisor = size if op == "mean" else None
     numel = size * out.numel()
     pieces = staging.take(numel, cut.dtype, cut.device) if on_host else cut.new_empty(numel)
-    sent = [high - low for low, high in zip(bounds, bounds[1:])]
+    sent = [high - low for low, high in pairwise(bounds)]
     handle = exchange_slices(pieces, cut, [out.numel()] * size, sent, group)
 
     def finish() -> None:

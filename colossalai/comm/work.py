@@ -1,6 +1,6 @@
 """A piece of communication under way."""
 
-from typing import Callable, Iterable, Optional
+from collections.abc import Callable, Iterable
 
 import torch.distributed as dist
 
@@ -19,8 +19,8 @@ class Work:
 
     def __init__(
         self,
-        handles: Iterable[Optional[dist.Work]] = (),
-        finish: Optional[Callable[[], None]] = None,
+        handles: Iterable[dist.Work | None] = (),
+        finish: Callable[[], None] | None = None,
         keep: Iterable[object] = (),
     ) -> None:
         self._handles = [handle for handle in handles if handle is not None]

@@ -124,7 +124,8 @@ class PendingFinder(MetaPathFinder, Loader):
             return ModuleSpec(fullname, self, is_package=_has_children(fullname))
         hint = _moved(fullname)
         if hint is not None:
-            raise ModuleNotFoundError(f"No module named {fullname!r}: {hint}", name=fullname)
+            # Without ``name``: `from package import module` would swallow an error that has it.
+            raise ModuleNotFoundError(f"No module named {fullname!r}: {hint}")
         return None
 
     def create_module(self, spec: ModuleSpec) -> None:

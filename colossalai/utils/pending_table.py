@@ -8,7 +8,6 @@ ARGUMENTS: dict[str, str] = {
     "use_fp8": "8-bit matrix products come with the fp8 work; leave it False and use precision='bf16'",
     "quantize": "quantised base weights come with the bitsandbytes work; leave it False",
     "bnb_quantization_config": "quantised base weights come with the bitsandbytes work; leave it None",
-    "use_async": "asynchronous checkpoints come with the checkpoint work; leave it False to write before returning",
     "nvme_offload_fraction": "optimizer states on disk come with Gemini; leave it 0.0, which keeps them in memory",
 }
 """Arguments of names that are built whose meaning is not."""
@@ -51,8 +50,8 @@ _capability(
     {
         "booster.plugin": "HybridParallelPlugin",
         "booster.plugin.hybrid_parallel_plugin": "HybridParallelPlugin HybridParallelModule "
-        "HybridParallelNaiveOptimizer HybridParallelAMPOptimizer HybridParallelZeroOptimizer get_param_info reinitialize_optimizer",
-        "booster.plugin.pp_plugin_base": "PipelinePluginBase",
+        "HybridParallelNaiveOptimizer HybridParallelAMPOptimizer HybridParallelZeroOptimizer get_param_info "
+        "reinitialize_optimizer",
         "checkpoint_io": "HybridParallelCheckpointIO",
         "checkpoint_io.hybrid_parallel_checkpoint_io": "HybridParallelCheckpointIO",
     },
@@ -287,14 +286,6 @@ _capability(
 _capability(
     "distributed tensors come with tensor parallelism, a later release.",
     {"tensor.d_tensor": "CommSpec", "tensor.d_tensor.comm_spec": "CommSpec"},
-)
-
-_capability(
-    "asynchronous checkpoints are a later release; save with use_async=False, or with safetensors.torch.save_file.",
-    {
-        "utils.safetensors": "save save_nested move_and_save load_flat _flatten_optim_state_dict "
-        "_unflatten_optim_state_dict"
-    },
 )
 
 _capability(

@@ -45,7 +45,8 @@ class TensorDetector:
             nbytes = thing.numel() * thing.element_size()
             found[id(thing)] = (
                 f"{names.get(id(thing), type(thing).__name__)}: {thing.device}, "
-                f"{str(thing.dtype).removeprefix('torch.')}, shape {tuple(thing.shape)}, grad {thing.requires_grad}, {nbytes} bytes"
+                f"{str(thing.dtype).removeprefix('torch.')}, shape {tuple(thing.shape)}, "
+                f"grad {thing.requires_grad}, {nbytes} bytes"
             )
         return found
 

@@ -60,7 +60,7 @@ def make_optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer:
     if name == "momentum":
         return torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01)
     if name == "adamw":
-        return torch.optim.AdamW(params, lr=1e-2, eps=ADAM_EPS, weight_decay=0.1)
+        return torch.optim.AdamW(params, lr=2e-3, eps=ADAM_EPS, weight_decay=0.1)
     raise KeyError(name)
 
 

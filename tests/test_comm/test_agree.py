@@ -110,7 +110,7 @@ def test_values_are_compared_by_content(workers):
 
 
 def subgroups(rank, world_size):
-    first, second = comm.new_group([0, 2], name="even"), comm.new_group([2, 1])
+    first, second = comm.new_group([0, 2], name="even"), comm.new_group([1, 2])
     results = []
     for group in (first, second):
         if comm.is_member(group):
@@ -122,7 +122,9 @@ def subgroups(rank, world_size):
 def test_groups_agree_apart(workers):
     zero, one, two = workers(3).run(subgroups)
     even = "agreement 'mesh' in even: ranks disagree. rank is 0 on rank 0, but 1 on rank 2. Give all ranks the same."
-    other = "agreement 'mesh' in ranks 2, 1: ranks disagree. rank is 0 on rank 2, but 1 on rank 1. Give all ranks the same."
+    other = (
+        "agreement 'mesh' in ranks 1, 2: ranks disagree. rank is 0 on rank 1, but 1 on rank 2. Give all ranks the same."
+    )
     assert zero == ["", even] and one == ["", other] and two == ["", even, "", other]
 
 
@@ -155,6 +157,30 @@ def test_keys_are_deleted_and_any_store_serves(workers, tmp_path):
         assert kept == 0 and seconds < 0.1
         assert texts[0] == "" and "a is 0 on rank 0, but 1 on rank 1, but 2 on rank 2" in texts[1]
         assert rank == 0 or "rank 0 of 3 did not arrive" in texts[2]
+
+
+def store_host_ends(rank, world_size):
+    group = comm.new_group(range(world_size), name="world")
+    port = comm.broadcast_object(None if rank else (host := dist.TCPStore("127.0.0.1", 0, is_master=True)).port)
+    original = agree_module._default_store
+    if rank == 1:
+        client = dist.TCPStore("127.0.0.1", port, is_master=False)
+        client.set("alive", "1")
+        agree_module._default_store = lambda: client
+    comm.all_reduce(torch.ones(1))
+    if rank == 0:
+        del host
+    comm.all_reduce(torch.ones(1))
+    try:
+        return attempt("after", {}, group, timeout=20) if rank == 1 else None
+    finally:
+        agree_module._default_store = original
+
+
+def test_a_store_that_is_gone_is_named(workers):
+    _, (text, seconds) = workers(2).run(store_host_ends)
+    assert text.startswith("agreement 'after' in world: the store is out of reach. The process that hosts it")
+    assert seconds < 10
 
 
 def barriers(rank, world_size):

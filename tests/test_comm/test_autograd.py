@@ -93,7 +93,7 @@ def tensor_parallel(rank, n):
 
 
 def sequence_parallel(rank, n):
-    """The same with activations cut along the sequence between the weights: scatter, gather_reduce, reduce_scatter, gather."""
+    """The same with activations cut along the sequence between the weights."""
     loss, x_grad, scale_grad, up_grad, down_grad = one_process_block(n)
     x, scale = weights((2, 2 * n, 6), 1), weights((6,), 2)
     up = weights((6, 4 * n), 3).detach()[:, 4 * rank : 4 * rank + 4].clone().requires_grad_()
@@ -122,7 +122,7 @@ def ulysses(rank, n):
     mine = [t.detach()[:, 3 * rank : 3 * rank + 3].clone().requires_grad_() for t in whole]
     out = pair.exchange(attention(*(pair.exchange(t, 2, 1) for t in mine)), 1, 2)
     out.square().sum().backward()
-    for part, full in zip(mine, whole):
+    for part, full in zip(mine, whole, strict=True):
         torch.testing.assert_close(part.grad, full.grad[:, 3 * rank : 3 * rank + 3], **TIGHT)
 
 

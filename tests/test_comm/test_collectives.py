@@ -145,25 +145,27 @@ def test_broadcast_equals_one_process(workers):
 
 
 def in_a_subgroup(rank, world_size):
-    """Ranks 2 and 0, in that order: rank 2 is the group's rank 0."""
-    group = comm.new_group([2, 0], name="pair")
-    if rank == 1:
+    """Ranks 1 and 2: rank 1 is the group's rank 0."""
+    with pytest.raises(ConfigError, match=r"ranks=\[2, 1\] must ascend"):
+        comm.new_group([2, 1])
+    group = comm.new_group([1, 2], name="pair")
+    if rank == 0:
         with pytest.raises(ConfigError, match="not a member"):
             comm.all_reduce(torch.ones(1), group)
         return None
     flat = make(rank, 10)
     slice_, _ = comm.reduce_scatter(flat, [0, 3, 10], group)
-    pieces = torch.stack([make(2, 10), make(0, 10)])
-    mine = slice(0, 3) if rank == 2 else slice(3, 10)
+    pieces = torch.stack([make(1, 10), make(2, 10)])
+    mine = slice(0, 3) if rank == 1 else slice(3, 10)
     assert torch.equal(slice_, rounded_sum(pieces)[mine])
     tensor = make(rank, 4)
     comm.broadcast(tensor, src=0, group=group)
-    assert torch.equal(tensor, make(2, 4))
+    assert torch.equal(tensor, make(1, 4))
     return comm.rank(group), comm.global_ranks(group)
 
 
 def test_ranks_are_those_of_the_group(workers):
-    assert workers(3).run(in_a_subgroup) == [(1, (2, 0)), None, (0, (2, 0))]
+    assert workers(3).run(in_a_subgroup) == [None, (0, (1, 2)), (1, (1, 2))]
 
 
 def reduce_in_buckets(rank, world_size):
@@ -180,8 +182,10 @@ def reduce_in_buckets(rank, world_size):
                 step = -(-part.numel() // world_size)
                 bounds = [min(index * step, part.numel()) for index in range(world_size + 1)]
                 out = part[bounds[rank] : bounds[rank + 1]]
-                works.append((low, part, bounds, comm.reduce_scatter(part, bounds, op="mean", out=out, async_op=True)[1]))
-            for low, part, bounds, work in reversed(works):
+                works.append(
+                    (low, part, bounds, comm.reduce_scatter(part, bounds, op="mean", out=out, async_op=True)[1])
+                )
+            for *_, work in reversed(works):
                 work.wait()
             for low, part, bounds, _ in works:
                 comm.all_gather_into(part, bounds)

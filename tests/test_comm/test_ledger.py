@@ -1,9 +1,8 @@
 """The ledger against an observer that knows only torch.distributed, and against formulas."""
 
+import pytest
 import torch
 import torch.distributed as dist
-
-import pytest
 
 from colossalai import comm
 from tests.test_comm.verbs import run_every_verb
@@ -55,36 +54,38 @@ def observe_everything(rank, world_size):
     bounds = comm.even_bounds(60 * n, n)
     uneven = [0, 7, *([60 * n] * (n - 1))]
 
-    def both(call):
+    def both(verb, *args):
         with comm.record() as ledger, Observer(rank, n) as seen:
-            call()
+            verb(*args)
         return ledger, seen
 
     flat = torch.ones(60 * n)
-    ledger, seen = both(lambda: comm.all_reduce(flat))
+    ledger, seen = both(comm.all_reduce, flat)
     assert ledger.bytes("all_reduce") == seen.bytes["all_reduce"] == nbytes
     assert ledger.wire_bytes() == pytest.approx(2 * nbytes * (n - 1) / n)
     for cut in (bounds, uneven):
         for dtype in (torch.float32, torch.bfloat16):
             buffer = flat.to(dtype)
-            ledger, seen = both(lambda: comm.reduce_scatter(buffer, cut))
+            ledger, seen = both(comm.reduce_scatter, buffer, cut)
             assert ledger.bytes("reduce_scatter") == seen.bytes["all_to_all_single"] == buffer.nbytes
             assert ledger.calls() == sum(seen.calls.values()) == 1
             if cut is bounds:
                 assert ledger.wire_bytes() == seen.bytes["all_to_all_single"] - seen.left_here
-            ledger, seen = both(lambda: comm.all_gather_into(buffer, cut))
+            ledger, seen = both(comm.all_gather_into, buffer, cut)
             assert ledger.bytes("all_gather_into") == seen.bytes["broadcast"] == buffer.nbytes
-    ledger, seen = both(lambda: comm.broadcast(flat, 1))
+    ledger, seen = both(comm.broadcast, flat, 1)
     assert ledger.bytes("broadcast") == seen.bytes["broadcast"] == nbytes
-    ledger, seen = both(lambda: comm.all_to_all(flat.view(n, 60), 0, 1))
+    ledger, seen = both(comm.all_to_all, flat.view(n, 60), 0, 1)
     assert ledger.bytes("all_to_all") == seen.bytes["all_to_all_single"] == nbytes
     assert ledger.wire_bytes() == nbytes - seen.left_here
-    ledger, seen = both(lambda: comm.all_to_all_uneven(torch.ones(3 * n, 2), [3] * n, [3] * n))
+    ledger, seen = both(comm.all_to_all_uneven, torch.ones(3 * n, 2), [3] * n, [3] * n)
     assert ledger.bytes() == seen.bytes["all_to_all_single"] and ledger.wire_bytes() == ledger.bytes() - seen.left_here
-    ledger, seen = both(lambda: comm.send_recv([(flat, (rank + 1) % n)], [(flat.clone(), (rank - 1) % n)]))
-    assert ledger.bytes("send") == ledger.bytes("recv") == seen.bytes["batch_isend_irecv"] == ledger.wire_bytes() == nbytes
+    ledger, seen = both(comm.send_recv, [(flat, (rank + 1) % n)], [(flat.clone(), (rank - 1) % n)])
+    assert (
+        ledger.bytes("send") == ledger.bytes("recv") == seen.bytes["batch_isend_irecv"] == ledger.wire_bytes() == nbytes
+    )
     sizes = [10 * (index + 1) for index in range(n)]
-    ledger, seen = both(lambda: comm.gather_pieces(torch.ones(sizes[rank]), sizes, 0))
+    ledger, seen = both(comm.gather_pieces, torch.ones(sizes[rank]), sizes, 0)
     assert ledger.bytes() == 4 * sum(sizes) and ledger.wire_bytes() == seen.bytes["batch_isend_irecv"]
 
 
@@ -108,7 +109,10 @@ def queries(rank, world_size):
     assert outer.calls() == 2 + len(expected) and outer.calls("broadcast", [0, 1, 2]) == 1
     if rank != 1:
         assert inner.bytes() == 40 and inner.elements("all_reduce", group) == 4
-        assert outer.bytes("all_reduce") == 64 and outer.bytes("all_reduce", "pair") == outer.bytes("all_reduce", (0, 2)) == 32
+        assert (
+            outer.bytes("all_reduce") == 64
+            and outer.bytes("all_reduce", "pair") == outer.bytes("all_reduce", (0, 2)) == 32
+        )
         assert outer.bytes(group="world") == 40
     return outer.table()
 

@@ -1,5 +1,7 @@
 """A parameter that left its bucket would no longer be trained: the step raises by name instead."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -88,4 +90,4 @@ def test_a_parameter_cut_from_its_bucket_is_named(case):
         if CASES[case]["name"] == "nothing":
             assert said == ""
         else:
-            assert ("0.weight" in said or "2.weight" in said) and "boost" in said
+            assert re.search(r"parameter '[02]\.(weight|bias)'", said) and "boost" in said

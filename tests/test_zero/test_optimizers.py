@@ -85,12 +85,18 @@ def build(name):
 
 def recipe_of(name):
     if name == "muon":
-        return Recipe(LLA.build, muon, lambda: [[LLA.batch(step)] for step in range(STEPS)], LLA.loss)
+        return Recipe(only_matrices, muon, lambda: [[LLA.batch(step)] for step in range(STEPS)], LLA.loss)
     return Recipe(lambda: build(name), lambda model: OPTIMIZERS[name](model.parameters()), mlp_windows, MLP.loss)
 
 
+def only_matrices():
+    model = LLA.build()
+    for p in model.parameters():
+        p.requires_grad_(p.dim() == 2)
+    return model
+
+
 def muon(model):
-    """On the matrices only: the norms, though they require gradients, are in no group."""
     return torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=1e-2)
 
 

@@ -147,7 +147,9 @@ class _Signals:
                 signal.signal(number, handler)
 
 
-def run_agents(commands: Sequence[Command], env: Mapping[str, str], watch: bool = False) -> tuple[list[Outcome], int | None]:
+def run_agents(
+    commands: Sequence[Command], env: Mapping[str, str], watch: bool = False
+) -> tuple[list[Outcome], int | None]:
     """Run the commands side by side until all have ended.
 
     If one fails, the others get GRACE seconds to end by themselves and are then stopped. A first signal is passed on to all, a
@@ -195,7 +197,9 @@ def report(outcomes: Sequence[Outcome], out=None) -> int:
     out = out or sys.stdout
     print("\n====== Training on All Nodes =====", file=out)
     for outcome in outcomes:
-        print(f"{outcome.host}: " + ("success" if outcome.code == 0 else f"failure ({describe(outcome.code)})"), file=out)
+        print(
+            f"{outcome.host}: " + ("success" if outcome.code == 0 else f"failure ({describe(outcome.code)})"), file=out
+        )
     print("\n====== Stopping All Nodes =====", file=out)
     for outcome in outcomes:
         print(f"{outcome.host}: finish", file=out)

@@ -120,7 +120,9 @@ def parse_extra(text: str | None) -> dict[str, str | None]:
         if not piece.strip():
             continue
         if not _FLAG.fullmatch(name):
-            raise ConfigError(f"--extra_launch_args: {piece!r} is not an option; write name=value,name=value or a bare flag")
+            raise ConfigError(
+                f"--extra_launch_args: {piece!r} is not an option; write name=value,name=value or a bare flag"
+            )
         extra[name.replace("-", "_")] = value if equals else None
     return extra
 
@@ -152,7 +154,7 @@ def remote_command(job: Job, node_rank: int, env: Mapping[str, str] | None = Non
     agent = ["env", *(f"{name}={value}" for name, value in variables.items()), *agent_command(job, node_rank)]
     script = (
         f"cd {shlex.quote(cwd or os.getcwd())} || exit 1; exec 3<&0; {shlex.join(agent)} </dev/null 3<&- & agent=$!; "
-        "{ cat <&3 >/dev/null; kill -TERM $agent; } >/dev/null 2>&1 & watcher=$!; exec 3<&-; "
+        "{ cat <&3 >/dev/null; kill -TERM $agent; sleep 40; kill -KILL $agent; } >/dev/null 2>&1 & watcher=$!; exec 3<&-; "
         "wait $agent; code=$?; kill $watcher 2>/dev/null; exit $code"
     )
     port = [] if job.ssh_port is None else ["-p", str(job.ssh_port)]
@@ -171,7 +173,9 @@ def resolve_auto(nproc: str, hosts: Sequence[Host], device_count: int) -> tuple[
     if nproc != "auto":
         return nproc, {}
     if not all(host.local for host in hosts):
-        raise ConfigError("--nproc_per_node auto counts the devices of this machine; for remote hosts give a number, or gpu")
+        raise ConfigError(
+            "--nproc_per_node auto counts the devices of this machine; for remote hosts give a number, or gpu"
+        )
     if device_count:
         return str(device_count), {}
     cores = os.cpu_count() or 1

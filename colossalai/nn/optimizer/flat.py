@@ -117,8 +117,8 @@ def scaled_grads(grads: list[Tensor], like: list[Tensor], scale: Scale) -> list[
     return [g.to(p.dtype) for g, p in zip(grads, like)]
 
 
-def update(rows: list[Row], fused: Update, plain: Update, div_scale: Scale = -1) -> None:
-    """Apply ``fused`` where it can run and ``plain`` elsewhere to ``rows``, gradients divided by ``div_scale`` if positive.
+def update(rows: list[Row], fused: Optional[Update], plain: Update, div_scale: Scale = -1) -> None:
+    """Apply ``fused`` where there is one that can run, else ``plain``, to ``rows``; gradients divided by a positive ``div_scale``.
 
     Both are called with one list of tensors a column, all of one device; each row is met exactly once, maybe in pieces.
     """
@@ -128,7 +128,7 @@ def update(rows: list[Row], fused: Update, plain: Update, div_scale: Scale = -1)
             continue
         flat = flattened(row)
         param = row[0]
-        fusable = flat is not None and param.device.type in FUSED_DEVICES and param.is_floating_point()
+        fusable = fused is not None and flat is not None and param.device.type in FUSED_DEVICES
         fusable = fusable and all(t.dtype == param.dtype for t in flat[2:])
         if not fusable:
             kind = "plain" if flat is not None else "whole"

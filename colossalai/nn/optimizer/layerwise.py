@@ -64,7 +64,8 @@ class LambGroup:
         for index, row in enumerate(rows):
             flat = flattened(row)
             kinds.setdefault(None if flat is None else row[0].device, []).append((index, row if flat is None else flat))
-        self._kinds, self._count = kinds, len(rows)
+        self._kinds, self.count = kinds, len(rows)
+        self._device = rows[0][0].device if rows else torch.device("cpu")
 
     def _batches(self):
         """(indices of the rows, pieces) for all rows; those that cannot be laid flat come whole, one by one."""
@@ -78,7 +79,7 @@ class LambGroup:
 
     def first_pass(self, clip: Optional[Tensor], norms: bool) -> Optional[Tensor]:
         """Update the moments; with ``norms`` return the squared norms of parameters and updates, (2, number of rows)."""
-        sums: list[list[list[Tensor]]] = [[[] for _ in range(self._count)] for _ in range(2)]
+        sums: list[list[list[Tensor]]] = [[[] for _ in range(self.count)] for _ in range(2)]
         for places, pieces in self._batches():
             params, grads, exp_avgs, exp_avg_sqs = columns(pieces)
             wide = Wide()
@@ -91,9 +92,9 @@ class LambGroup:
                     for place, square in zip(places, squared_norms(tensors).unbind()):
                         sums[kind][place].append(square)
             wide.close()
-        if not norms or self._count == 0:
+        if not norms or self.count == 0:
             return None
-        return torch.stack([_added(parts) for parts in sums[0] + sums[1]]).view(2, -1)
+        return torch.stack([_added(parts, self._device) for parts in sums[0] + sums[1]]).view(2, -1)
 
     def second_pass(self, ratios: Optional[Tensor]) -> None:
         """Move the parameters by ``lr * ratios`` (one a row; None for 1) along the updates."""
@@ -109,10 +110,11 @@ class LambGroup:
             wide.close()
 
 
-def _added(parts: list[Tensor]) -> Tensor:
+def _added(parts: list[Tensor], device: torch.device) -> Tensor:
+    """The sum of scalars; an empty tensor has none, and norm 0."""
     if len(parts) == 1:
-        return parts[0]
-    return torch.stack(parts).sum() if parts else torch.zeros(())
+        return parts[0].to(device)
+    return torch.stack(parts).sum().to(device) if parts else torch.zeros((), device=device)
 
 
 def trust_ratios(weights: Tensor, updates: Tensor) -> Tensor:

@@ -18,10 +18,14 @@ collective, an optimizer asks the same number of times in every step on every ra
 That an optimizer has the attribute at all is how a plugin knows that it may be given flat segments.
 """
 
+from typing import Optional
+
 import torch
 from torch import Tensor
 
 from colossalai import comm
+
+from .flat import local
 
 _ROW = 1024
 # Elements of a 16-bit tensor widened at a time: large enough to amortise the calls, small enough to stay in cache.
@@ -47,6 +51,15 @@ def _sum_over_meshes(params: list[Tensor], squares: Tensor) -> Tensor:
         squares = squares.clone()
         squares[:, columns] = part
     return squares
+
+
+def joined(squares: list[Optional[Tensor]], rows: int, groups: list[dict]) -> Tensor:
+    """Blocks of squared norms side by side: (rows, n). Without any block it is empty, where and as the parameters are."""
+    found = [block for block in squares if block is not None]
+    if not found:
+        like = next((local(p) for group in groups for p in group["params"]), torch.zeros(0))
+        return torch.zeros(rows, 0, device=like.device, dtype=torch.promote_types(like.dtype, torch.float32))
+    return torch.cat([block.to(found[0].device) for block in found], dim=1)
 
 
 def squared_norms(tensors: list[Tensor]) -> Tensor:
