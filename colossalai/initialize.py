@@ -24,8 +24,6 @@ __all__ = ["launch", "launch_from_openmpi", "launch_from_slurm", "launch_from_to
 
 __getattr__ = pending_names(__name__)
 
-_DOCS = "see docs/start.md for the ways to start"
-
 
 @dataclass(frozen=True)
 class Start:
@@ -74,7 +72,7 @@ def launch(
         seed: for Python, numpy and torch, the same on every rank.
         verbose: say on rank 0 how many have met.
 
-    Calling it again with the same rank and world size only seeds again. Raises ConfigError for arguments that cannot
+    Calling it again with the same rank and world size only seeds again, and warns if the backend is another. Raises ConfigError for arguments that cannot
     be, or that differ from the world this process is in, and RuntimeError if the others do not come within
     50 seconds (``COLOSSALAI_TIMEOUT`` sets another limit, for this wait and for every collective).
     """
@@ -82,7 +80,7 @@ def launch(
     chosen = resolve_backend(backend)
     limit = group_timeout()
     _take_device(start, chosen)
-    if not _already_in(start):
+    if not _already_in(start, chosen):
         store = dist.HashStore() if start.host is None else _meet(start, rendezvous_timeout())
         dist.init_process_group(
             chosen,
@@ -159,9 +157,7 @@ class _Environment:
         for name in names:
             if self._environ.get(name, "").strip():
                 return self._environ[name].strip()
-        raise RuntimeError(
-            f"{self._who}: the environment variable {' or '.join(names)} is missing; {self._advice} ({_DOCS})"
-        )
+        raise RuntimeError(f"{self._who}: the environment variable {' or '.join(names)} is missing; {self._advice}")
 
     def number(self, *names: str) -> int:
         """The first of these variables that is set, as an integer."""
@@ -188,7 +184,7 @@ def _slurm_start(host: str | None, port: int | None, environ: Mapping[str, str])
     return Start(rank, world_size, local_rank, host, port)
 
 
-def _already_in(start: Start) -> bool:
+def _already_in(start: Start, backend: str) -> bool:
     """Whether this process has joined this very world; another one is an error."""
     if not dist.is_initialized():
         return False
@@ -196,6 +192,11 @@ def _already_in(start: Start) -> bool:
         raise ConfigError(
             f"launch(rank={start.rank}, world_size={start.world_size}): this process is rank {dist.get_rank()} of "
             f"{dist.get_world_size()} already; call torch.distributed.destroy_process_group() before joining another"
+        )
+    if dist.get_backend() != backend:
+        get_dist_logger().warning(
+            f"launch: this process has joined its world already, over {dist.get_backend()}; {backend} is not used",
+            ranks=[0],
         )
     return True
 

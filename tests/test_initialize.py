@@ -1,5 +1,7 @@
 """Joining a world: every way to start, and every way it can go wrong within its time limit."""
 
+import contextlib
+import io
 import os
 import random
 import socket
@@ -68,6 +70,14 @@ def start_leave_start(**kwargs) -> dict:
     dist.destroy_process_group()
     colossalai.launch_from_torch(**kwargs)
     return report()
+
+
+def start_with_another_backend() -> list[str]:
+    colossalai.launch_from_torch(verbose=False)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        colossalai.launch_from_torch(verbose=False)
+        colossalai.launch_from_torch(backend="cpu:gloo", verbose=False)
+    return said.getvalue().splitlines()
 
 
 def start_another_world() -> None:
@@ -223,6 +233,12 @@ def test_launch_again_only_seeds_again():
     (seen,) = run_fresh([(start_and_report, {"how": "launch_from_torch", "times": 2, "seed": 11}, {})])
     torch.manual_seed(11)
     assert seen["draws"][2] == torch.rand(1).item()
+
+
+@pytest.mark.fast
+def test_launch_again_warns_that_another_backend_is_not_used():
+    (said,) = run_fresh([(start_with_another_backend, {}, {})])
+    assert len(said) == 2 and "joined its world already, over gloo; cpu:gloo is not used" in said[1]
 
 
 # What can go wrong.

@@ -218,49 +218,62 @@ class ShardedOptimizerSource:
     """The state of an optimizer that steps segments of the parameters: LowLevelZeroOptimizer and its like.
 
     Args:
-        optimizer: with ``checkpoint_entries()`` -> (id, layout, segment or None), ``original_groups()``, ``load_groups``,
-            ``load_entry(id, whole state)``, ``shard_group_of(id)``, ``keeps_masters(id)``, ``update_master_params()`` and the
-            inner optimizer as ``optim``.
+        optimizer: with ``checkpoint_entries()`` -> (id, layout, segment or None), ``original_groups()``, ``shard_group_of(id)``,
+            ``keeps_masters(id)``, ``update_master_params()``, and as ``optim`` the optimizer whose parameters the segments are.
     """
 
     def __init__(self, optimizer: OptimizerWrapper) -> None:
-        self.optimizer = optimizer
+        self.optimizer, self.inner = optimizer, optimizer.optim
 
     def groups(self) -> list[dict]:
         return self.optimizer.original_groups()
 
     def entries(self) -> Iterator[StateEntry]:
         """Every trainable parameter, ids ascending; the fp32 master is one more state where there is one."""
-        inner = self.optimizer.optim.state
         for param_id, layout, segment in self.optimizer.checkpoint_entries():
             group, state, shape = self.optimizer.shard_group_of(param_id), {}, None
             if segment is not None:
-                state, shape = dict(inner.get(segment, {})), segment.shape
+                state, shape = dict(self.inner.state.get(segment, {})), segment.shape
                 if self.optimizer.keeps_masters(param_id):
                     state[MASTER] = segment.detach()
             yield StateEntry(param_id, layout, group, shape, state)
 
     def load_groups(self, groups: list[dict]) -> None:
+        """Take over the options of saved groups, in place."""
         check_groups(groups, [len(group["params"]) for group in self.groups()])
-        self.optimizer.load_groups(groups)
+        for group, saved in zip(self.inner.param_groups, groups):
+            group.update({key: value for key, value in saved.items() if key != "params"})
 
     def begin_load(self) -> None:
         """Masters are those of the weights, until the checkpoint has better ones."""
-        self._known = {param_id: segment for param_id, _, segment in self.optimizer.checkpoint_entries()}
+        self._targets = {param_id: (layout, segment) for param_id, layout, segment in self.optimizer.checkpoint_entries()}
+        self._group_of = {param: group for group in self.inner.param_groups for param in group["params"]}
         self._loaded: set[int] = set()
         self.optimizer.update_master_params()
 
     def load_entry(self, param_id: int, state: dict[str, Any]) -> None:
         """Take over one parameter's state, given whole; that of a parameter frozen since is not needed."""
-        if param_id in self._known:
-            self.optimizer.load_entry(param_id, state)
-            self._loaded.add(param_id)
+        layout, segment = self._targets.get(param_id, (None, None))
+        self._loaded.add(param_id)
+        if segment is None:
+            return
+        before, after = self.inner.state.get(segment, {}), {}
+        rank = comm.rank(self.optimizer.shard_group_of(param_id))
+        for key, value in state.items():
+            if isinstance(value, Tensor) and value.dim() > 0 and value.shape == layout.shape:
+                piece = layout.piece(value, rank)
+                value = layout.unflatten(piece) if segment.shape == layout.shape else piece.view(segment.shape)
+            if key != MASTER:
+                after[key] = _overwrite(before.get(key), _placed(key, value, segment, self._group_of[segment]))
+            elif self.optimizer.keeps_masters(param_id):
+                segment.data.copy_(value)
+        self.inner.state[segment] = after
 
     def finish_load(self) -> None:
         """What is not in the checkpoint starts anew."""
-        for param_id, segment in self._known.items():
+        for param_id, (_, segment) in self._targets.items():
             if param_id not in self._loaded and segment is not None:
-                self.optimizer.optim.state.pop(segment, None)
+                self.inner.state.pop(segment, None)
 
     def extra(self) -> dict[str, Any]:
         return _scaler_of(self.optimizer)

@@ -170,9 +170,10 @@ class GradReducer:
         if self.stage == 0:
             out, work = payload, comm.all_reduce(payload, group=bucket.group, op="mean", async_op=True)
         else:
-            wide = torch.float32 if payload.dtype.itemsize < 4 else payload.dtype
+            # gloo's composed sum runs in fp32 anyway; NCCL's own kernel answers in what it was sent, and _land widens that.
+            wide = comm.is_gloo(bucket.group, bucket.device.type) and payload.dtype.itemsize < 4
             out, work = comm.reduce_scatter(
-                payload, bucket.bounds, group=bucket.group, op="mean", out_dtype=wide, async_op=True
+                payload, bucket.bounds, bucket.group, op="mean", out_dtype=torch.float32 if wide else None, async_op=True
             )
         if self.stage == 2:
             bucket.local = None
@@ -184,6 +185,8 @@ class GradReducer:
     def _land(self) -> None:
         bucket, local, out, work = self._in_flight.popleft()
         work.wait()
+        if self.stage != 0 and out.dtype.itemsize < 4:
+            out = out.float()
         if self.extra_group is not None:
             comm.all_reduce(out, group=self.extra_group, op="mean")
         if self.stage == 0:
@@ -231,7 +234,8 @@ class GradReducer:
     def _agree(self) -> tuple[list[bool], list[bool]]:
         """Over all ranks: which parameters have a gradient, which buckets still hold something unsent."""
         flags = [slot.used for slot in self.slots] + [bucket.dirty for bucket in self.buckets]
-        agreed = torch.tensor(flags, dtype=torch.uint8)
+        on_host = comm.backend_name(self.group) != ""  # a pure NCCL world carries no host tensors
+        agreed = torch.tensor(flags, dtype=torch.uint8, device="cpu" if on_host else self.buckets[0].device)
         comm.all_reduce(agreed, group=self.group, op="max")
         if self.extra_group is not None:
             comm.all_reduce(agreed, group=self.extra_group, op="max")

@@ -39,6 +39,14 @@ class Peak:
         self._thread.join()
 
 
+def test_the_measure_sees_what_is_taken():
+    with Peak() as peak:
+        taken = torch.ones(16 * WIDTH * WIDTH)
+        time.sleep(0.01)
+        del taken
+    assert 60 < peak.mib < 80
+
+
 def measure(rank, world_size, plugin, folder, use_safetensors):
     run, grown = Trainer(plugin, big_model), {}
     run.optimizer.backward(run.model(torch.zeros(1, WIDTH)).sum())

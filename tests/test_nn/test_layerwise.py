@@ -64,7 +64,7 @@ def both(params, optim, formula, steps=6, grad_dtype=torch.float32, scale=1.0, m
     return worst(params, truth)
 
 
-@pytest.fixture(params=[2**20, 17], ids=["whole", "small batches"])
+@pytest.fixture(params=[2**18, 17], ids=["whole", "small batches"])
 def batch(request, monkeypatch):
     monkeypatch.setitem(flat.BATCH, "cpu", request.param)
 

@@ -28,7 +28,7 @@ Update = Callable[..., None]
 
 FUSED_DEVICES = ("cpu", "cuda")
 # Elements a batch: on a CPU scratch that stays in cache, on a device enough to fill it.
-BATCH = {"cpu": 2**20}
+BATCH = {"cpu": 2**18}
 DEVICE_BATCH = 2**24
 
 
@@ -156,9 +156,14 @@ def _staged(rows: list[Row], fused: Update, div_scale: Scale) -> None:
     params, grads, *state = columns(rows)
     scratch = torch.empty(sum(p.numel() for p in params), dtype=params[0].dtype, device=params[0].device)
     pieces = list(scratch.split([p.numel() for p in params]))
-    torch._foreach_copy_(pieces, grads)
-    if divides(div_scale):
-        scratch.div_(div_scale.to(scratch.device) if isinstance(div_scale, Tensor) else div_scale)
+    scale = div_scale.to(scratch.device) if isinstance(div_scale, Tensor) else div_scale
+    if divides(scale) and all(g.dtype == scratch.dtype for g in grads):
+        for piece, grad in zip(pieces, grads):
+            torch.div(grad, scale, out=piece)
+    else:
+        torch._foreach_copy_(pieces, grads)
+        if divides(scale):
+            scratch.div_(scale)
     fused(params, pieces, *state)
 
 
