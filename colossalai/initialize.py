@@ -72,9 +72,10 @@ def launch(
         seed: for Python, numpy and torch, the same on every rank.
         verbose: say on rank 0 how many have met.
 
-    Calling it again with the same rank and world size only seeds again, and warns if the backend is another. Raises ConfigError for arguments that cannot
-    be, or that differ from the world this process is in, and RuntimeError if the others do not come within
-    50 seconds (``COLOSSALAI_TIMEOUT`` sets another limit, for this wait and for every collective).
+    Calling it again with the same rank and world size only seeds again, and warns if the backend is another. Raises
+    ConfigError for arguments that cannot be, or that differ from the world this process is in, and RuntimeError if the
+    others do not come within 50 seconds (``COLOSSALAI_TIMEOUT`` sets another limit, for this wait and for every
+    collective).
     """
     start = Start(int(rank), int(world_size), local_rank, host, None if port is None else int(port))
     chosen = resolve_backend(backend)

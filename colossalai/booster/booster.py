@@ -12,6 +12,7 @@ from colossalai.checkpoint_io import GeneralCheckpointIO
 from colossalai.interface import ModelWrapper, OptimizerWrapper, get_pretrained_path, set_pretrained_path
 from colossalai.logging import get_dist_logger
 from colossalai.utils.errors import ConfigError
+from colossalai.utils.pending import refuse_pending_arguments
 
 from .accelerator import Accelerator
 from .mixed_precision import MixedPrecision, mixed_precision_factory
@@ -142,8 +143,7 @@ class Booster:
         Args:
             pretrained_dir: adapters to continue from.
             lora_config: ``peft.LoraConfig`` of new ones.
-            bnb_quantization_config: quantise the frozen weights so.
-            quantize: quantise them to 4 bits (nf4, double quantisation, bf16 compute) where no configuration is given.
+            bnb_quantization_config, quantize: quantised frozen weights, which come in a later release.
         """
         if self.plugin is None or not self.plugin.support_lora():
             raise ConfigError(f"enable_lora: {type(self.plugin).__name__} does not support LoRA; use TorchDDPPlugin or LowLevelZeroPlugin")
@@ -151,12 +151,9 @@ class Booster:
             raise ConfigError("enable_lora: give lora_config for new adapters or pretrained_dir for saved ones")
         if lora_config is not None and not hasattr(lora_config, "peft_type"):
             raise ConfigError(f"lora_config={lora_config!r}: use peft.LoraConfig")
-        if quantize and bnb_quantization_config is None:
-            from colossalai.quantization import BnbQuantizationConfig
-
-            bnb_quantization_config = BnbQuantizationConfig(
-                load_in_4bit=True, bnb_4bit_compute_dtype="bf16", bnb_4bit_use_double_quant=True, bnb_4bit_quant_type="nf4"
-            )
+        refuse_pending_arguments(
+            "Booster.enable_lora", quantize=quantize, bnb_quantization_config=bnb_quantization_config
+        )
         return self.plugin.enable_lora(model, pretrained_dir, lora_config, bnb_quantization_config)
 
     # -- checkpoints: collective, every rank calls them ----------------------------------------------------------------

@@ -197,7 +197,7 @@ class TorchOptimizerSource:
         param, group = self._targets[param_id]
         before = self.optimizer.state.get(param, {})
         self.optimizer.state[param] = {
-            key: _overwrite(before.get(key), _placed(key, value, param, group)) for key, value in state.items() if key != MASTER
+            key: _take(before.get(key), key, value, param, group) for key, value in state.items() if key != MASTER
         }
         self._loaded.add(param)
 
@@ -264,7 +264,7 @@ class ShardedOptimizerSource:
                 piece = layout.piece(value, rank)
                 value = layout.unflatten(piece) if segment.shape == layout.shape else piece.view(segment.shape)
             if key != MASTER:
-                after[key] = _overwrite(before.get(key), _placed(key, value, segment, self._group_of[segment]))
+                after[key] = _take(before.get(key), key, value, segment, self._group_of[segment])
             elif self.optimizer.keeps_masters(param_id):
                 segment.data.copy_(value)
         self.inner.state[segment] = after
@@ -302,36 +302,34 @@ def _local(value: Any) -> Any:
     return value.to_local() if hasattr(value, "device_mesh") else value
 
 
-def _placed(key: str, value: Any, param: Tensor, group: dict) -> Any:
-    """A saved state value as torch's own loading would place it; may still be the file's own memory."""
+def _take(old: Any, key: str, value: Any, param: Tensor, group: dict) -> Any:
+    """A saved state value as torch's own loading would place it, in the memory of ``old`` where it fits."""
     if not isinstance(value, Tensor):
         return value
     if key == "step":
         on_device = group.get("capturable") or group.get("fused")
-        return value.to(param.device, torch.float32) if on_device else value
+        return _overwrite(old, value.to(param.device, torch.float32) if on_device else value)
     dtype = param.dtype if param.is_floating_point() and value.is_floating_point() else value.dtype
     if not hasattr(param, "device_mesh") or value.shape != param.shape or value.dim() == 0:
-        return value.to(param.device, dtype)
+        return _overwrite(old, value.to(param.device, dtype))
     layout, local, shard_group = layout_of(param, key)
     piece = value if layout.intervals is None else layout.piece(value, comm.rank(shard_group)).view(local.shape)
+    piece = piece.to(local.device, dtype)
+    if hasattr(old, "device_mesh") and old.placements == param.placements and _fits(old.to_local(), piece):
+        old.to_local().copy_(piece)
+        return old
     return type(param.data).from_local(
-        piece.to(local.device, dtype, copy=True),
-        param.device_mesh,
-        param.placements,
-        run_check=False,
-        shape=param.shape,
-        stride=param.stride(),
+        piece.clone(), param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
     )
 
 
-def _overwrite(old: Any, new: Any) -> Any:
-    """``new`` in the memory of ``old`` where it fits, else a copy of its own."""
-    if not isinstance(new, Tensor):
-        return new
-    if hasattr(new, "device_mesh"):  # its local part is a copy already
-        return new
-    fits = isinstance(old, Tensor) and (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
-    return old.copy_(new) if fits else new.clone()
+def _fits(old: Any, new: Tensor) -> bool:
+    return isinstance(old, Tensor) and (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
+
+
+def _overwrite(old: Any, new: Tensor) -> Tensor:
+    """``new``, which may be the file's own memory, in that of ``old`` where it fits, else as a copy."""
+    return old.copy_(new) if _fits(old, new) else new.clone()
 
 
 def _scaler_of(optimizer: Optimizer) -> dict[str, Any]:

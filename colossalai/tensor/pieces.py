@@ -10,16 +10,18 @@ from colossalai import comm
 from .layout import Layout
 
 
-def assemble(piece: Optional[Tensor], layout: Layout, group=None, dst: int = 0, device="cpu") -> Optional[Tensor]:
+def assemble(piece: Optional[Tensor], layout: Layout, dtype: torch.dtype, group=None, dst: int = 0) -> Optional[Tensor]:
     """The whole tensor, in its logical shape, on rank ``dst`` of ``group``; None on the others. Collective.
 
     Args:
-        piece: this rank's elements in memory order (any shape), or None where its interval is empty.
+        piece: this rank's elements in memory order, in any shape; None where its interval is empty.
         layout: how the tensor is cut over ``group``.
-        device: where the whole tensor goes to.
+        dtype: of the tensor, for the ranks that hold nothing of it.
     """
     if layout.intervals is None:
-        return piece.detach().to(device, copy=True).view(layout.shape) if comm.rank(group) == dst else None
+        return piece.detach().clone() if comm.rank(group) == dst else None
     sizes = [stop - start for start, stop in layout.intervals]
-    flat = comm.gather_pieces(piece, sizes, dst, group)
-    return None if flat is None else layout.unflatten(flat.to(device))
+    own = torch.empty(0, dtype=dtype) if piece is None else piece.detach()
+    flat = own.reshape(-1) if layout.order is None or own.dim() < 2 else own.permute(layout.order).reshape(-1)
+    whole = comm.gather_pieces(flat, sizes, dst, group)
+    return None if whole is None else layout.unflatten(whole)

@@ -7,7 +7,17 @@ import torch
 
 from colossalai.testing import TINY_MODELS, reference_run
 from tests.harness import CaseFailure, run_cases, run_workers
-from tests.harness.training import Recipe, check_parity, fit, make_optimizer, make_plugin
+from tests.harness.training import (
+    Recipe,
+    check_close,
+    check_parity,
+    fit,
+    make_optimizer,
+    make_plugin,
+    mean_losses,
+    whole_grads,
+    whole_params,
+)
 
 pytestmark = pytest.mark.fast
 MODEL = TINY_MODELS["LLA-T"]
@@ -31,19 +41,10 @@ def windows():
 RECIPE = Recipe(MODEL.build, lambda m: make_optimizer("sgd1", m), windows, MODEL.loss)
 
 
-def token_mean(model, batch):
-    """The sum over the labels of a batch; divided by the window's number of labels below."""
-    count = (batch["labels"][:, 1:] != -100).sum()
-    return model(**batch).loss * count
-
-
-def token_reference(max_norm):
-    steps = [[{key: torch.cat([batch[key] for batch in step]) for key in step[0]} for step in [step]] for step in windows()]
-
-    def loss(model, batch):
-        return token_mean(model, batch) / (batch["labels"][:, 1:] != -100).sum()
-
-    return reference_run(MODEL.build(), RECIPE.optimizer, steps, loss, max_norm)
+def token_reference(max_norm, steps=STEPS):
+    """One process, each window in one batch, whose mean is over all its labels."""
+    merged = [[{key: torch.cat([batch[key] for batch in step]) for key in step[0]}] for step in windows()[:steps]]
+    return reference_run(MODEL.build(), RECIPE.optimizer, merged, MODEL.loss, max_norm)
 
 
 def train_tokens(rank, world_size, plugin, how, max_norm, loss_reduction):
@@ -75,9 +76,10 @@ def test_token_and_plain_mean(name):
     assert not isinstance(results, CaseFailure), str(results)
     by_token = token_reference(case["max_norm"])
     by_mean = RECIPE.reference(case["max_norm"], parts=2)
-    wanted = by_token if case["loss_reduction"] == "token" else by_mean
-    wanted.losses = by_mean.losses  # the losses that the user sees stay local means
-    check_parity(results, wanted)
+    if case["loss_reduction"] == "token":  # the losses that the user sees stay local means
+        assert mean_losses(results)[0] == pytest.approx(by_mean.losses[0], rel=1e-5)
+        by_token.losses = mean_losses(results)
+    check_parity(results, by_token if case["loss_reduction"] == "token" else by_mean)
 
 
 def test_the_two_references_differ():
@@ -87,9 +89,34 @@ def test_the_two_references_differ():
     assert worst_error(token_reference(0.0).grads[0], RECIPE.reference(parts=2).grads[0]) > 0.1
 
 
+def read_between(rank, world_size, plugin):
+    """Reading gradients amid a window, as for a log line, changes nothing about it."""
+    from colossalai.booster import Booster
+
+    booster = Booster(plugin=make_plugin(plugin, loss_reduction="token"))
+    model = MODEL.build()
+    model, optimizer, *_ = booster.boost(model, RECIPE.optimizer(model))
+    for batch in windows()[0]:
+        loss = MODEL.loss(model, MODEL.part(batch, rank, world_size)) / MICRO
+        booster.backward(loss, optimizer)
+        grads = whole_grads(model, optimizer)
+    again = whole_grads(model, optimizer)
+    optimizer.step()
+    return grads, again, whole_params(model)
+
+
+@pytest.mark.parametrize("plugin", ["ddp", "fsdp", "zero1", "zero2"])
+def test_reading_gradients_amid_a_window_changes_nothing(plugin):
+    wanted = token_reference(0.0, steps=1)
+    for grads, again, params in run_workers(2, read_between, plugin=plugin):
+        check_close("gradients", grads, wanted.grads[0], 1e-5)
+        check_close("gradients read again", again, wanted.grads[0], 1e-5)
+        check_close("parameters", params, wanted.params, 1e-5)
+
+
 def fp16_tokens(rank, world_size, stage):
     plugin = make_plugin(f"zero{stage}", precision="fp16", initial_scale=2.0**10, loss_reduction="token")
-    return fit(rank, world_size, RECIPE, plugin, read_grads=(0,))["grads"]
+    return fit(rank, world_size, RECIPE, plugin, read_grads=(0,)).get("grads")
 
 
 @pytest.mark.parametrize("stage", [1, 2])

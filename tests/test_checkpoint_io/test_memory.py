@@ -1,5 +1,6 @@
 """A save or a load needs the memory of a shard and a tensor, not of the model."""
 
+import ctypes
 import threading
 import time
 
@@ -23,6 +24,8 @@ class Peak:
     """Growth of this process's memory inside the block, MiB."""
 
     def __enter__(self):
+        # What the allocator keeps of freed memory would hide what is taken.
+        ctypes.CDLL(None).malloc_trim(0)
         self._stop, self._start = threading.Event(), memory_mib()
         self.mib = 0.0
         self._thread = threading.Thread(target=self._watch)

@@ -10,6 +10,7 @@ from colossalai.accelerator import get_accelerator
 from colossalai.interface import ModelWrapper, OptimizerWrapper, TokenWeight
 from colossalai.logging import get_dist_logger
 from colossalai.utils.errors import ConfigError
+from colossalai.utils.pending import refuse_pending_arguments
 
 
 def require_distributed(plugin: str) -> None:
@@ -44,10 +45,7 @@ def lora_model(model: nn.Module, pretrained_dir: Optional[str], lora_config: Any
         import peft
     except ImportError as error:
         raise ImportError('enable_lora needs peft: pip install "colossalai[hf]"') from error
-    if bnb_quantization_config is not None:
-        from colossalai.quantization import quantize_model
-
-        model = quantize_model(model, bnb_quantization_config)
+    refuse_pending_arguments("enable_lora", bnb_quantization_config=bnb_quantization_config)
     if pretrained_dir is not None:
         return peft.PeftModel.from_pretrained(model, pretrained_dir, is_trainable=True)
     return peft.get_peft_model(model, lora_config)

@@ -96,28 +96,27 @@ class ZeroStateMixin:
             own = dict(self.optim.state.get(slot.segment, {})) if slot.segment is not None else {}
             if slot.bucket.own_master:
                 own[MASTER] = slot.segment
-            for key, example in self._describe_state(own, slot):
-                whole = self._whole(own.get(key), example, slot)
-                if whole is not None:
-                    entry[key] = whole
+            for key, dtype, value in self._describe_state(own, slot):
+                entry[key] = value if dtype is None else self._whole(own.get(key), dtype, slot)
             if (comm.rank() in ranks) and entry:
                 yield slot.index, entry
 
-    def _describe_state(self, own: dict, slot: Slot) -> list[tuple[str, Any]]:
-        """The keys that any rank has for this parameter, each with its value where that is no cut tensor."""
+    def _describe_state(self, own: dict, slot: Slot) -> list[tuple[str, Optional[torch.dtype], Any]]:
+        """(key, dtype, None) of each state that is cut, (key, None, value) of the others; known by any rank, told to all."""
         shape = None if slot.segment is None else slot.segment.shape
-        cut = {key for key, value in own.items() if isinstance(value, Tensor) and value.shape == shape and key != "step"}
-        mine = [(key, None if key in cut else value) for key, value in own.items()]
+        mine = []
+        for key, value in own.items():
+            if isinstance(value, Tensor) and value.shape == shape and key != "step":
+                mine.append((key, value.dtype, None))
+            else:
+                mine.append((key, None, value.detach().cpu().clone() if isinstance(value, Tensor) else value))
         everyone = comm.all_gather_object(mine, group=slot.bucket.group)
         return next((keys for keys in everyone if keys), [])
 
     @staticmethod
-    def _whole(value: Any, example: Any, slot: Slot) -> Any:
-        if example is not None:  # a number, or a tensor that is not cut
-            return example.detach().cpu().clone() if isinstance(example, Tensor) else example
-        piece = None if value is None else value.detach()
-        full = assemble(piece, slot.layout, slot.bucket.group, dst=0)
-        return comm.broadcast_object(full, src=0, group=slot.bucket.group)
+    def _whole(piece: Optional[Tensor], dtype: torch.dtype, slot: Slot) -> Tensor:
+        full = assemble(piece, slot.layout, dtype, slot.bucket.group)
+        return comm.broadcast_object(None if full is None else full.cpu(), src=0, group=slot.bucket.group)
 
     def load_state_dict(self, state_dict: dict) -> None:
         """Take over a whole state (of :meth:`state_dict`, or of the plain optimizer); each rank keeps its segments."""
