@@ -1,5 +1,6 @@
 """Writing the files of one checkpoint on the first rank, while all ranks deliver."""
 
+import ctypes
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -106,9 +107,32 @@ class TorchFile:
 
 
 def _compact(tensor: Tensor) -> Tensor:
-    """The tensor alone, since torch.save writes the whole storage that a view looks at."""
-    tensor = tensor.detach()
-    return tensor if tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() else tensor.clone()
+    """The tensor over a storage of its own size, since torch.save writes all of the storage that a view looks at."""
+    tensor, nbytes = tensor.detach(), tensor.numel() * tensor.element_size()
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == nbytes:
+        return tensor
+    if nbytes == 0 or torch.empty_strided(tensor.shape, tensor.stride(), device="meta").untyped_storage().nbytes() != nbytes:
+        return tensor.clone()  # it has holes
+    start = tensor.storage_offset() * tensor.element_size()
+    part = storage[start : start + nbytes]  # the same memory
+    return torch.empty(0, dtype=tensor.dtype).set_(part, 0, tensor.shape, tensor.stride())
+
+
+def release_freed_memory() -> None:
+    """Give freed memory back to the system, where the C library can: glibc keeps the holes that large tensors leave."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)
+
+
+def _find_malloc_trim() -> Optional[Callable[[int], int]]:
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
+
+
+_malloc_trim = _find_malloc_trim()
 
 
 class Writer:
@@ -229,6 +253,8 @@ class SaveJob:
         self._bytes += nbytes
         if self._bytes >= self._every:
             self._bytes = 0
+            if self._writer is not None:
+                release_freed_memory()
             self._share()
 
     def put(self, file: str, key: Any, value: Any, is_copy: bool) -> None:

@@ -58,30 +58,32 @@ class OptimizerWrapper(Optimizer):
         self.optim.zero_grad(set_to_none=set_to_none)
         if self.token_weight is not None:
             self.token_weight.reset()
-            self._weighed = False
 
     def backward(self, loss: Tensor, inputs=None, retain_graph: bool = False, **kwargs) -> None:
         """Gradients of ``loss``, a scalar; the other arguments are ``Tensor.backward``'s."""
         if self.token_weight is not None:
             loss = self.token_weight.weigh(loss)
-            self._weighed = True
         loss.backward(inputs=inputs, retain_graph=retain_graph, **kwargs)
 
     def backward_by_grad(self, tensor: Tensor, grad: Tensor, inputs=None, retain_graph: bool = False) -> None:
         """Gradients of ``tensor``, given the gradient ``grad`` that reaches it (same shape)."""
         torch.autograd.backward(tensor, grad, inputs=inputs, retain_graph=retain_graph)
 
-    _weighed = False
     _clipped_norm: Optional[Tensor] = None
 
     def _finish_window(self) -> None:
         """Divide the gathered gradients by the window's mean number of labels, once, before they are used."""
-        if self._weighed:
-            self._weighed = False
-            factor = self.token_weight.factor()
+        factor = self._window_factor()
+        if factor is not None:
+            self.token_weight.reset()
             for p in self.parameters:
                 if p.grad is not None:
-                    p.grad.mul_(factor.to(p.grad.dtype))
+                    _scale(p.grad, factor)
+
+    def _window_factor(self) -> Optional[Tensor]:
+        """What the gradients gathered so far still have to be multiplied by: (1,), or None for nothing. Collective."""
+        weighs = self.token_weight is not None and self.token_weight.active
+        return self.token_weight.factor() if weighs else None
 
     def step(self, *args, **kwargs):
         self._finish_window()
@@ -111,8 +113,13 @@ class OptimizerWrapper(Optimizer):
 
         The same call works under every plugin; where gradients are sharded it is collective: all ranks must call it.
         """
-        self._finish_window()
-        return None if param.grad is None else param.grad.detach().clone()
+        factor = self._window_factor()
+        if param.grad is None:
+            return None
+        grad = param.grad.detach().clone()
+        if factor is not None:
+            _scale(grad, factor)
+        return grad
 
     def get_grad_norm(self, norm_type: float = 2.0, **kwargs) -> Optional[float]:
         """Norm of the gradients that were clipped last, before clipping; None before."""
@@ -127,6 +134,12 @@ class OptimizerWrapper(Optimizer):
     def unwrap(self) -> Optimizer:
         """The user's optimizer."""
         return self.optim.unwrap() if isinstance(self.optim, OptimizerWrapper) else self.optim
+
+
+def _scale(grad: Tensor, factor: Tensor) -> None:
+    """Multiply in place by a one-element tensor, on the device; of a DTensor the local part."""
+    local = grad.to_local() if hasattr(grad, "to_local") else grad
+    local.mul_(factor.to(local.dtype))
 
 
 class DistributedOptim(Optimizer):

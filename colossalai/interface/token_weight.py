@@ -64,15 +64,18 @@ class TokenWeight:
         return loss * weight.to(loss.dtype if loss.dtype.is_floating_point else torch.float32)
 
     def factor(self, group=None) -> torch.Tensor:
-        """What the window's gradients are multiplied by, 1 / mean(n); collective, ends the window."""
-        total, calls = self._total, self._calls
-        self._total, self._calls = None, 0
-        if total is None:
+        """What the gradients gathered so far are multiplied by, 1 / mean(n): (1,) on the device. Collective."""
+        if self._total is None:
             raise ConfigError('loss_reduction="token": step without a backward through optimizer.backward')
-        mean = total.float().reshape(1) / calls
+        mean = self._total.float().reshape(1) / self._calls
         comm.all_reduce(mean, group=group, op="mean")
         return torch.where(mean > 0, 1.0 / mean, torch.zeros_like(mean))
 
     def reset(self) -> None:
-        """Forget the window, as ``zero_grad`` forgets its gradients."""
+        """A new window begins: the gradients so far were used, or are forgotten."""
         self._total, self._calls = None, 0
+
+    @property
+    def active(self) -> bool:
+        """Whether the window holds weighed gradients."""
+        return self._calls > 0

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from colossalai import comm
 from colossalai.logging import get_dist_logger
 from colossalai.nn.optimizer import CPUAdam, FusedAdam, FusedSGD, HybridAdam
 from colossalai.utils.errors import ConfigError
@@ -85,15 +86,15 @@ def runs_on_pieces(optim: Optimizer) -> bool:
 
     An optimizer that cannot be tried (it raises, it draws random numbers) is taken not to.
     """
-    values, grads = _toy()
     halves = lambda tensors: [half for t in tensors for half in t.reshape(-1).chunk(2)]
-    try:
-        with torch.random.fork_rng(devices=[]):
+    with comm.real_tensors(), torch.random.fork_rng(devices=[]):
+        values, grads = _toy()
+        try:
             whole = toy_steps(optim, values, grads)
             pieces = toy_steps(optim, halves(values), [halves(g) for g in grads])
-    except Exception:
-        return False
-    return all(torch.equal(a, b) for a, b in zip(halves(whole), pieces))
+        except Exception:
+            return False
+        return all(torch.equal(a, b) for a, b in zip(halves(whole), pieces))
 
 
 def check_runs_on(optim: Optimizer, cut: Callable[[Tensor], Tensor], join: Callable[[Tensor], Tensor]) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 ROOT = str(Path(__file__).resolve().parents[2])
 START_SECONDS = 180.0
-GRACE_SECONDS = 3.0
+GRACE_SECONDS = 2.0
 MAX_ALIVE = 2
 LOG_TAIL = 4000
 

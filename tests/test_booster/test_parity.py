@@ -47,7 +47,8 @@ def results_of(plugin: str, world_size: int, model: str) -> dict:
 def table() -> list:
     rows = []
     for world_size, plugin, model in product(WORLDS, PLUGINS, MODELS):
-        marks = [pytest.mark.fast] if world_size == 2 and model in ("MLP", "LLA-T") else []
+        fast = world_size == 2 and (model == "MLP" or (model == "LLA-T" and plugin in ("ddp", "zero2")))
+        marks = [pytest.mark.fast] if fast else []
         for name in cases_of(plugin, world_size, model):
             label = f"{world_size}-{plugin}-{name}"
             rows.append(pytest.param(world_size, plugin, model, name, id=label, marks=marks))

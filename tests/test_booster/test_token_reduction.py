@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from colossalai.testing import TINY_MODELS, reference_run
+from colossalai.testing import TINY_MODELS, reference_run, worst_error
 from tests.harness import CaseFailure, run_cases, run_workers
 from tests.harness.training import (
     Recipe,
@@ -19,7 +19,6 @@ from tests.harness.training import (
     whole_params,
 )
 
-pytestmark = pytest.mark.fast
 MODEL = TINY_MODELS["LLA-T"]
 STEPS, MICRO = 2, 2
 
@@ -84,8 +83,6 @@ def test_token_and_plain_mean(name):
 
 def test_the_two_references_differ():
     """Else the test above would show nothing."""
-    from colossalai.testing import worst_error
-
     assert worst_error(token_reference(0.0).grads[0], RECIPE.reference(parts=2).grads[0]) > 0.1
 
 
@@ -105,6 +102,7 @@ def read_between(rank, world_size, plugin):
     return grads, again, whole_params(model)
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("plugin", ["ddp", "fsdp", "zero1", "zero2"])
 def test_reading_gradients_amid_a_window_changes_nothing(plugin):
     wanted = token_reference(0.0, steps=1)
@@ -122,10 +120,20 @@ def fp16_tokens(rank, world_size, stage):
 @pytest.mark.parametrize("stage", [1, 2])
 def test_token_weights_under_a_loss_scale(stage):
     """fp16 against the fp32 reference, loosely: 3 % would not hide a wrong weight."""
-    from colossalai.testing import worst_error
-
     grads = run_workers(2, fp16_tokens, stage=stage)[0][0]
     assert worst_error(grads, token_reference(0.0).grads[0]) < 0.03
+
+
+def autocast_tokens(rank, world_size, precision):
+    plugin = make_plugin("ddp", loss_reduction="token")
+    return fit(rank, world_size, RECIPE, plugin, read_grads=(0,), booster_args={"mixed_precision": precision}).get("grads")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_token_weights_under_autocast(precision):
+    """Against the fp32 reference, loosely: 5 % (bf16) would not hide a wrong weight."""
+    grads = run_workers(2, autocast_tokens, precision=precision)[0][0]
+    assert worst_error(grads, token_reference(0.0).grads[0]) < 0.05
 
 
 def misuse(rank, world_size, plugin):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from colossalai import comm
+from colossalai.comm import transport
 from colossalai.utils.errors import ConfigError
 from tests.test_comm.data import FLOATS, INTEGERS, make, rounded_sum, stack
 
@@ -115,17 +116,18 @@ def mean_of_large_halves(rank, world_size):
     big = torch.full((world_size * 8,), 60000.0, dtype=torch.float16)
     slice_, _ = comm.reduce_scatter(big.clone(), comm.even_bounds(big.numel(), world_size), op="mean")
     comm.all_reduce(big, op="mean")
-    # Each addition of 1 to 256 is lost in bfloat16; their sum is not.
-    grains = torch.tensor([256.0 if rank == 0 else 1.0], dtype=torch.bfloat16)
+    # Adding 1 to 256 is lost in bfloat16, adding 2 is not: whichever rank is added first, one element would show it.
+    grains = torch.ones(world_size, dtype=torch.bfloat16)
+    grains[rank] = 256
     comm.all_reduce(grains)
-    return slice_.unique().tolist(), big.unique().tolist(), grains.item()
+    return slice_.unique().tolist(), big.unique().tolist(), grains.tolist()
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_16_bit_means_do_not_overflow_and_sums_are_rounded_once(workers, world_size):
     for slice_, reduced, grains in workers(world_size).run(mean_of_large_halves):
         assert slice_ == [60000.0] and reduced == [60000.0]
-        assert grains == torch.tensor(256.0 + world_size - 1).bfloat16().item()
+        assert grains == [torch.tensor(256.0 + world_size - 1).bfloat16().item()] * world_size
 
 
 def broadcast_everything(rank, world_size):
@@ -224,6 +226,23 @@ def large_and_reused(rank, world_size):
 
 def test_receive_buffers_are_not_shared_while_in_flight(workers):
     workers(3).run(large_and_reused)
+
+
+def test_receive_buffers_are_kept_and_never_handed_out_twice():
+    staging, host = transport._Staging(), torch.device("cpu")
+    first = staging.take(1 << 20, torch.float32, host)
+    second = staging.take(1 << 20, torch.float32, host)
+    pointers = {first.data_ptr(), second.data_ptr()}
+    for tensor in (first, second, torch.empty(1 << 20), torch.empty(8)):
+        staging.give(tensor)
+    assert len(staging._free) == 2
+    smaller = staging.take(1 << 20, torch.bfloat16, host)
+    tiny = staging.take(8, torch.float32, host)
+    again = staging.take(1 << 20, torch.float32, host)
+    fresh = staging.take(1 << 20, torch.float32, host)
+    assert smaller.dtype == torch.bfloat16 and smaller.numel() == 1 << 20 and len(staging._free) == 0
+    assert len({t.data_ptr() for t in (smaller, tiny, again, fresh)}) == 4
+    assert pointers & {smaller.data_ptr(), again.data_ptr()}
 
 
 def test_one_process_without_a_launcher():

@@ -4,9 +4,12 @@ import json
 import math
 import shutil
 import sysconfig
+import zlib
 from pathlib import Path
 
 import pytest
+
+from tests.harness.pool import WorkerFailure
 
 from .drive import LLAMA, helpers_of, run_in_rank, start
 
@@ -16,11 +19,12 @@ SHORT = ["--seq_len", "32", "--batch_size", "4", "--eval_windows", "32", "--log_
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """A folder with a little text: 3 epochs of it pass in 8 steps."""
+    """A folder with a little text: 8 steps of two forwards see the training file more than twice."""
     folder = tmp_path_factory.mktemp("text")
-    for name in ("abc", "bisect", "heapq", "keyword"):
-        source = Path(sysconfig.get_paths()["stdlib"], f"{name}.py").read_text()
-        (folder / f"{name}.py").write_text(source[:1200])
+    source = Path(sysconfig.get_paths()["stdlib"], "heapq.py").read_text(encoding="utf-8")
+    held_out = next(name for name in map("{}.py".format, range(1000)) if zlib.crc32(name.encode()) % 20 == 0)
+    (folder / "training.py").write_text(source[:1700])
+    (folder / held_out).write_text(source[1700:2900])
     return str(folder)
 
 
@@ -69,7 +73,8 @@ def test_resume_is_bitwise_on_every_plugin(train, tmp_path, text, plugin):
     assert train(*common, "--save", whole) == [None, None]
     assert train(*common, "--save", parts, "--stop_at", 5) == [None, None]
     (parts / ".partial").mkdir()  # as a job leaves it that was killed while saving
-    assert train(*common, "--resume", parts, "--save", parts) == [None, None]
+    # What the command line leaves out is taken from the checkpoint.
+    assert train("--resume", parts, "--save", parts) == [None, None]
     assert len(records(whole, "loss")) == 8
     assert records(parts, "loss", "lr") == records(whole, "loss", "lr")
     assert records(parts, "held_out_loss")[-1] == records(whole, "held_out_loss")[-1]
@@ -108,8 +113,12 @@ def test_resume_on_another_number_of_ranks_with_byte_pairs(train, tmp_path, text
 def test_misuse_says_what_to_change(train, tmp_path, text):
     assert "--resume" in train("--resume", tmp_path / "nothing", ranks=1)[0]
     assert train("--plugin", "fsdp", "--precision", "fp16", ranks=1) == [2]
+    for plugin in ("gemini", "3d"):
+        with pytest.raises(WorkerFailure) as failure:
+            train("--plugin", plugin, "--data", text, ranks=1)
+        assert failure.value.failure.error == "NotBuiltError"
     assert "--data" in train("--data", tmp_path, ranks=1)[0]
     train("--data", text, "--steps", 1, "--save", tmp_path / "run", ranks=1)
-    assert "--config tiny" in train("--data", text, "--config", "20m", "--resume", tmp_path / "run", ranks=1)[0]
+    assert train("--config", "20m", "--resume", tmp_path / "run", ranks=1) == [2]
     shutil.rmtree(tmp_path / "run" / "optimizer")
     assert "optimizer" in train("--data", text, "--resume", tmp_path / "run", ranks=1)[0]

@@ -67,14 +67,14 @@ def test_sizes_are_what_they_are_called(parts, name, billions):
 def test_tflops_follow_the_formulas(parts):
     config = parts["configs"].llama_config("7b", 32000, 4096, 2)
     for recompute, k in ((False, 3), (True, 4)):
-        speed = parts["metrics"].Speed(config, 6_738_415_616, 4096, recompute, ranks=2)
+        speed = parts["metrics"].Speed(config, 6_738_415_616, 4096, recompute, tokens_per_step=500, ranks=2)
         assert speed.flop == 2 * k * 6_738_415_616
         share = 1 + 4096 / (6 * 4096) + 32000 / (16 * 32 * 4096)
         assert speed.flop_megatron == pytest.approx(24 * k * 32 * 4096**2 * share)
-        speed.tokens = 1000
+        speed.steps = 2
         rates = speed.read()
         assert rates["tflops"] == pytest.approx(rates["tokens_per_second"] * speed.flop / 2 / 1e12)
-        assert speed.tokens == 0 and rates["memory_gib"] > 0
+        assert speed.steps == 0 and rates["memory_gib"] > 0
 
 
 def test_resumed_metrics_drop_what_came_after(parts, tmp_path):

@@ -42,6 +42,17 @@ def frozen_mlp():
     return model
 
 
+def frozen_group(model):
+    """A group of its own for the frozen layer, and one that is empty, before the one that is trained."""
+    parts = [list(model[0].parameters()), [], list(model[2].parameters())]
+    return torch.optim.SGD([{"params": part, "lr": lr} for part, lr in zip(parts, (0.3, 0.2, 0.1))], momentum=0.9)
+
+
+def last_layer_only(model):
+    """The first layer requires gradients, which nobody uses."""
+    return torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
+
+
 class WithUnused(nn.Module):
     """An MLP and a Linear(5, 5) that no forward reaches."""
 
@@ -95,6 +106,8 @@ def mse(model, batch):
 RECIPES = {
     "groups": Recipe(MLP.build, group_per_tensor, mlp_windows, MLP.loss),
     "frozen": Recipe(frozen_mlp, sgd, mlp_windows, MLP.loss),
+    "frozen group": Recipe(frozen_mlp, frozen_group, mlp_windows, MLP.loss),
+    "partial": Recipe(MLP.build, last_layer_only, mlp_windows, MLP.loss),
     "unused": Recipe(WithUnused, sgd, mlp_windows, mse),
     "one_rank": Recipe(OnlyOnSomeRanks, sgd, mixed_use_windows, mse),
     "conv": Recipe(ConvNet, sgd, mlp_windows, mse),
@@ -116,12 +129,47 @@ def test_c16_groups_smaller_than_the_number_of_ranks(stage):
 
 @pytest.mark.fast
 @STAGES
-def test_c18_frozen_parameters_stay_bitwise(stage):
-    results = run_workers(2, train_recipe, name="frozen", plugin=f"zero{stage}")
-    check_parity(results, RECIPES["frozen"].reference())
+@pytest.mark.parametrize("recipe", ["frozen", "frozen group"])
+def test_c18_frozen_parameters_stay_bitwise(stage, recipe):
+    results = run_workers(2, train_recipe, name=recipe, plugin=f"zero{stage}")
+    check_parity(results, RECIPES[recipe].reference())
     start = frozen_mlp().state_dict()
     for name in ("0.weight", "0.bias"):
         assert torch.equal(results[0]["params"][name], start[name])
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("plugin", ["ddp", "fsdp", "zero1", "zero2"])
+def test_parameters_outside_the_optimizer_are_left_alone(plugin):
+    results = run_workers(2, train_recipe, name="partial", plugin=plugin, read_grads=())
+    wanted = RECIPES["partial"].reference()
+    check_close("parameters", results[0]["params"], wanted.params, 1e-5)
+
+
+def start_apart(rank, world_size, plugin):
+    """Every rank builds other weights and buffers; the first rank's must win, frozen ones included."""
+    from colossalai.booster import Booster
+
+    model = nn.Sequential(MLP.build(seed=rank), nn.BatchNorm1d(5))
+    model[1].running_mean.fill_(float(rank))
+    model[0][0].weight.requires_grad_(False)
+    booster = Booster(plugin=make_plugin(plugin))
+    model, optimizer, *_ = booster.boost(model, sgd(model))
+    booster.backward(model(MLP.batch(0)["x"]).square().mean(), optimizer)
+    optimizer.step()
+    return {name: value.clone() for name, value in model.unwrap().state_dict().items()}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("plugin", ["ddp", "zero1", "zero2"])
+def test_all_ranks_start_from_the_first_ones_weights(plugin):
+    model = nn.Sequential(MLP.build(seed=0), nn.BatchNorm1d(5))
+    model[0][0].weight.requires_grad_(False)
+    optimizer = sgd(model)
+    model(MLP.batch(0)["x"]).square().mean().backward()
+    optimizer.step()
+    for state in run_workers(2, start_apart, plugin=plugin):
+        check_close("state", state, model.state_dict(), 1e-5)
 
 
 def half_frozen_llama(seed=0):

@@ -173,3 +173,63 @@ def test_irregular_windows(stage):
     wanted = {name: p.detach() for name, p in model.named_parameters()}
     for params in run_workers(2, irregular_loop, stage=stage):
         check_close("parameters", params, wanted, 1e-5)
+
+
+def plain_backward(rank, world_size, stage):
+    """loss.backward() by the user's own hand, in windows of 1 and 2, mixed with the optimizer's."""
+    from colossalai.booster import Booster
+
+    booster = Booster(plugin=make_plugin(f"zero{stage}"))
+    model = MLP.build()
+    model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for step, micro in enumerate((1, 2, 2)):
+        for number in range(micro):
+            loss = MLP.loss(model, MLP.part(MLP.batch(2 * step + number), rank, world_size))
+            if number == 0:
+                loss.backward()
+            else:
+                optimizer.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: p.detach().clone() for name, p in model.unwrap().named_parameters()}
+
+
+@STAGES
+def test_backward_called_by_hand(stage):
+    model = MLP.build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, micro in enumerate((1, 2, 2)):
+        for number in range(micro):
+            MLP.loss(model, MLP.batch(2 * step + number)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for params in run_workers(2, plain_backward, stage=stage):
+        check_close("parameters", params, {n: p.detach() for n, p in model.named_parameters()}, 1e-5)
+
+
+def edit_gradients(rank, world_size, stage):
+    """set_param_grad: what a user does to gradients between backward and step takes effect, under a loss scale too."""
+    from colossalai.booster import Booster
+
+    booster = Booster(plugin=make_plugin(f"zero{stage}", max_norm=0.5))
+    model = MLP.build()
+    model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    booster.backward(MLP.loss(model, MLP.part(MLP.batch(0), rank, world_size)), optimizer)
+    for p in model.unwrap().parameters():
+        optimizer.set_param_grad(p, optimizer.get_param_grad(p).clamp(-0.01, 0.01))
+    optimizer.step()
+    return {name: p.detach().clone() for name, p in model.unwrap().named_parameters()}, optimizer.get_grad_norm()
+
+
+@STAGES
+def test_edited_gradients_are_those_that_are_stepped(stage):
+    model = MLP.build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    MLP.loss(model, MLP.batch(0)).backward()
+    for p in model.parameters():
+        p.grad.clamp_(-0.01, 0.01)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
+    optimizer.step()
+    for params, found in run_workers(2, edit_gradients, stage=stage):
+        check_close("parameters", params, {n: p.detach() for n, p in model.named_parameters()}, 1e-5)
+        assert found == pytest.approx(norm, rel=1e-5)

@@ -191,6 +191,14 @@ class LowLevelZeroPlugin(DPPluginBase):
             raise ConfigError(f"reduce_bucket_size_in_m={reduce_bucket_size_in_m} must be positive")
         if max_norm < 0:
             raise ConfigError(f"max_norm={max_norm}: use a positive norm, or 0 for no clipping")
+        if communication_dtype is not None and not getattr(communication_dtype, "is_floating_point", False):
+            raise ConfigError(f"communication_dtype={communication_dtype!r}: use a floating torch dtype such as torch.float32")
+        if growth_factor <= 1 or not 0 < backoff_factor < 1 or growth_interval < 1 or hysteresis < 0:
+            raise ConfigError(
+                f"growth_factor={growth_factor}, backoff_factor={backoff_factor}, growth_interval={growth_interval}, "
+                f"hysteresis={hysteresis}: the loss scale needs growth_factor > 1, 0 < backoff_factor < 1, growth_interval >= 1 "
+                "and hysteresis >= 0"
+            )
         if precision == "fp16" and not min_scale <= initial_scale <= max_scale:
             raise ConfigError(f"initial_scale={initial_scale} must lie between min_scale={min_scale} and max_scale={max_scale}")
         self.stage, self.precision, self.verbose = stage, precision, verbose

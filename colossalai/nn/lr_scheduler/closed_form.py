@@ -22,6 +22,14 @@ def number(value: Union[float, Tensor]) -> float:
     return value.item() if isinstance(value, Tensor) else value
 
 
+def set_lr(group: dict, lr: float) -> None:
+    """Set a param group's learning rate, in place where it is a tensor."""
+    if isinstance(group["lr"], Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr
+
+
 def ignore(cls: str, options: dict[str, Any]) -> None:
     """Tell that keywords were given which the schedule ``cls`` has no use for; upstream takes them in silence."""
     if options:
@@ -91,10 +99,7 @@ class ClosedFormLR(LRScheduler):
                 "scheduler after the last add_param_group"
             )
         for group, lr in zip(groups, lrs):
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
+            set_lr(group, lr)
         self._last_lr = lrs
 
     def state_dict(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from colossalai.logging import get_dist_logger
 from colossalai.utils.errors import ConfigError
 
-from .closed_form import ClosedFormLR, number
+from .closed_form import ClosedFormLR, number, set_lr
 
 
 class TwoStageScheduler(ClosedFormLR):
@@ -72,7 +72,7 @@ class TwoStageScheduler(ClosedFormLR):
         after = self.after_scheduler
         start = self._foreign_first if before == self.first_steps else [number(lr) for lr in after.get_last_lr()]
         for group, lr in zip(self.optimizer.param_groups, start):
-            group["lr"] = lr
+            set_lr(group, lr)
         if self.last_epoch == before + 1:
             after.step()
         else:

@@ -112,8 +112,12 @@ class MultiplicativeLR(_FactorLR):
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        del state["_products"]
+        state.pop("_products", None)
         return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._products = None  # the functions may have got another state
+        super().load_state_dict(state_dict)
 
 
 def _has_state(function: Any) -> bool:

@@ -275,16 +275,20 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
                 part = torch.stack(norms).square().sum().reshape(1)
                 comm.all_reduce(part, group=reducer.group)
                 squares += part
-        self._factor = torch.ones_like(squares)
-        if self.grad_scaler is not None:
-            self._factor *= self.grad_scaler.inv_scale.to(squares.device)
-        if self._weighed:
-            self._weighed = False
-            self._factor *= self.token_weight.factor()
+        self._factor = self._unscale_factor()
+        if self.token_weight is not None:
+            self.token_weight.reset()
         self._norm = squares.sqrt() * self._factor
         self._watch.push(self._norm if self.grad_scaler is None else None)
         if self.clip_grad_norm > 0:
             self._factor *= (self.clip_grad_norm / (self._norm + 1e-6)).clamp(max=1.0)
+
+    def _unscale_factor(self) -> Tensor:
+        """(1,): what reduced gradients are multiplied by to be those of the user's loss."""
+        device = self._buckets[0].device
+        factor = self._window_factor()
+        factor = torch.ones(1, device=device) if factor is None else factor.to(device)
+        return factor if self.grad_scaler is None else factor * self.grad_scaler.inv_scale.to(device)
 
     def _overflowed(self) -> bool:
         """fp16: whether any rank's gradients overflowed, all ranks alike since they share the norm; adapts the scale."""
@@ -388,18 +392,16 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         full = bucket.reduced.new_zeros(bucket.bounds[-1])
         full[bucket.bounds[bucket.rank] : bucket.bounds[bucket.rank + 1]] = bucket.reduced
         comm.all_gather_into(full, bucket.bounds, group=bucket.group)
-        grad = slot.view(full).clone()
-        return grad if self.grad_scaler is None else grad.mul_(self.grad_scaler.inv_scale.to(grad.device))
+        return slot.view(full).clone().mul_(self._unscale_factor().to(full.dtype))
 
     def set_param_grad(self, working_param: nn.Parameter, grad: Tensor) -> None:
         """Replace this window's gradient of a parameter by ``grad`` (the parameter's shape, unscaled, equal on all ranks)."""
         if self.get_param_grad(working_param) is None:
             raise ConfigError("set_param_grad: the parameter has no gradient in this window")
-        slot = self._slots[working_param]
+        slot, factor = self._slots[working_param], self._unscale_factor()
         if slot.segment is not None:
-            scale = 1.0 if self.grad_scaler is None else self.grad_scaler.scale.to(grad.device)
             piece = slot.bucket.segment_of(slot, slot.bucket.reduced)
-            piece.copy_(slot.layout.piece(grad * scale, slot.bucket.rank).view_as(piece))
+            piece.copy_(slot.layout.piece(grad, slot.bucket.rank).view_as(piece)).div_(factor)
 
     def clip_grad_by_norm(self, max_norm, norm_type=2.0, error_if_nonfinite=False, *args, **kwargs) -> Tensor:
         raise ConfigError("clip_grad_by_norm: under ZeRO the step clips; give max_norm to the plugin (clip_grad_norm here)")

@@ -1,5 +1,7 @@
-"""One checkpoint of a run in one folder: ``model`` (Hugging Face's layout), ``optimizer``, ``lr_scheduler.bin``, ``state.bin``."""
+"""One checkpoint of a run in one folder: ``model`` (Hugging Face's layout), ``optimizer``, ``lr_scheduler.bin``, ``state.bin``
+and ``arguments.json``, the command line that made it."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,11 @@ from colossalai.booster import Booster
 
 from data import END_OF_TEXT  # isort: skip
 
-PARTS = ("model", "optimizer", "lr_scheduler.bin", "state.bin")
+PARTS = ("model", "optimizer", "lr_scheduler.bin", "arguments.json", "state.bin")
 
 
-def save(booster: Booster, folder: str, boosted: tuple, tokenizer: Tokenizer, extra: dict[str, Any]) -> None:
-    """Write ``boosted`` (model, optimizer, scheduler, dataloader) and ``extra``. Every rank calls it.
+def save(booster: Booster, folder: str, boosted: tuple, tokenizer: Tokenizer, arguments: dict[str, Any], step: int) -> None:
+    """Write ``boosted`` (model, optimizer, scheduler, dataloader) and where the run stands. Every rank calls it.
 
     It is written beside the checkpoint before and takes its place at the end, so that a job that is killed while writing
     leaves the old one, and never parts of two.
@@ -30,11 +32,12 @@ def save(booster: Booster, folder: str, boosted: tuple, tokenizer: Tokenizer, ex
     booster.save_model(model, f"{partial}/model", shard=True, use_safetensors=True)
     booster.save_optimizer(optimizer, f"{partial}/optimizer", shard=True)
     booster.save_lr_scheduler(scheduler, f"{partial}/lr_scheduler.bin")
-    booster.save_training_state(f"{partial}/state.bin", dataloader, extra)
+    booster.save_training_state(f"{partial}/state.bin", dataloader, {"step": step})
     dist.barrier()
     if dist.get_rank() == 0:
         wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT)
         wrapped.save_pretrained(f"{partial}/model")
+        (partial / "arguments.json").write_text(json.dumps(arguments, indent=2) + "\n")
         # Without state.bin a folder is no checkpoint: it goes first and comes last.
         for name in reversed(PARTS):
             _remove(target / name)
@@ -52,11 +55,8 @@ def _remove(path: Path) -> None:
 
 
 def load(booster: Booster, folder: str, boosted: tuple) -> dict[str, Any]:
-    """Set ``boosted`` (model, optimizer, scheduler, dataloader) to what ``folder`` holds; returns ``extra``."""
+    """Set ``boosted`` (model, optimizer, scheduler, dataloader) to what ``folder`` holds; returns {"step": ...}."""
     model, optimizer, scheduler, dataloader = boosted
-    missing = [name for name in PARTS if not (Path(folder) / name).exists()]
-    if missing:
-        raise SystemExit(f"--resume {folder}: no checkpoint of this script, {', '.join(missing)} is missing")
     booster.load_model(model, f"{folder}/model")
     booster.load_optimizer(optimizer, f"{folder}/optimizer")
     booster.load_lr_scheduler(scheduler, f"{folder}/lr_scheduler.bin")
@@ -65,7 +65,12 @@ def load(booster: Booster, folder: str, boosted: tuple) -> dict[str, Any]:
 
 def load_tokenizer(folder: str) -> Tokenizer:
     """The tokenizer that was saved with the model."""
-    path = Path(folder) / "model" / "tokenizer.json"
-    if not path.is_file():
-        raise SystemExit(f"--resume {folder}: no checkpoint of this script, {path} is missing")
-    return Tokenizer.from_file(str(path))
+    return Tokenizer.from_file(f"{folder}/model/tokenizer.json")
+
+
+def arguments(folder: str) -> dict[str, Any]:
+    """The command line that made a checkpoint; stops the script if ``folder`` does not hold a whole one."""
+    missing = [name for name in PARTS if not (Path(folder) / name).exists()]
+    if missing:
+        raise SystemExit(f"--resume {folder}: no checkpoint of this script, {', '.join(missing)} is missing")
+    return json.loads((Path(folder) / "arguments.json").read_text())

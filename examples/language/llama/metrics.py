@@ -21,26 +21,29 @@ class Speed:
         numel: parameters of the whole model.
         seq_len: tokens of a sequence.
         recompute: activations are computed again in backward.
+        tokens_per_step: of all ranks.
         ranks: processes that share the work; TFLOPS are those of one.
     """
 
-    def __init__(self, config: LlamaConfig, numel: int, seq_len: int, recompute: bool, ranks: int):
+    def __init__(self, config: LlamaConfig, numel: int, seq_len: int, recompute: bool, tokens_per_step: int, ranks: int):
         layers, hidden, vocab = config.num_hidden_layers, config.hidden_size, config.vocab_size
         k = 4 if recompute else 3
         share = 1 + seq_len / (6 * hidden) + vocab / (16 * layers * hidden)
         self.flop = 2 * k * numel
         self.flop_megatron = 24 * k * layers * hidden**2 * share
+        self.tokens_per_step = tokens_per_step
         self.ranks = ranks
         self.begin()
 
     def begin(self) -> None:
-        self.tokens = 0
+        """Count from now on."""
+        self.steps = 0
         self.since = time.perf_counter()
 
     def read(self) -> dict[str, float]:
-        """The rates of all ``tokens`` (of all ranks) added since the last call, and the peak memory of this process in GiB:
-        of the accelerator's allocator, on a CPU of the process."""
-        rate = self.tokens / (time.perf_counter() - self.since + 1e-12)
+        """The rates of the ``steps`` counted since ``begin`` or the last call, and the peak memory of this process in GiB: of
+        the accelerator's allocator, on a CPU of the process."""
+        rate = self.steps * self.tokens_per_step / (time.perf_counter() - self.since + 1e-12)
         self.begin()
         accelerator = get_accelerator()
         peak = accelerator.max_memory_allocated() or accelerator.max_memory_reserved()

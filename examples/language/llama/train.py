@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Iterator
 
 import torch
 import torch.distributed as dist
@@ -36,58 +36,10 @@ from colossalai.nn.lr_scheduler import CosineAnnealingWarmupLR
 from colossalai.nn.optimizer import HybridAdam
 
 import checkpoint  # isort: skip
-from configs import CONFIGS, DEFAULTS, llama_config  # isort: skip
+from arguments import parse_args  # isort: skip
+from configs import llama_config  # isort: skip
 from data import BYTE_VOCAB, END_OF_TEXT, Windows, byte_tokenizer, encode, read_texts, train_bpe  # isort: skip
 from metrics import Metrics, Speed, plot  # isort: skip
-
-
-def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--config", choices=CONFIGS, default="tiny", help="size of the model")
-    add("--plugin", choices=("ddp", "fsdp", "zero1", "zero2", "gemini", "3d"), default="zero1", help="how it is spread")
-    add("--tp", type=int, default=1, help="ranks that share each layer, with --plugin 3d")
-    add("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="of the model; the optimizer keeps fp32")
-    add("--data", metavar="DIR", help="folder of text files; default: Python's standard library")
-    add("--tokenizer", choices=("byte", "bpe"), default="byte", help="tokens are bytes, or byte pairs learned from the text")
-    add("--vocab_size", type=int, default=8192, help="of --tokenizer bpe")
-    add("--seq_len", type=int, help="tokens of a sequence")
-    add("--batch_size", type=int, help="sequences of one forward on one rank")
-    add("--grad_accum", type=int, default=1, help="forwards of a step")
-    add("--grad_checkpoint", action="store_true", help="compute activations again in backward instead of keeping them")
-    add("--steps", type=int, help="length of the run, and of its learning rate schedule")
-    add("--stop_at", type=int, help="stop after this step of the run, to --resume later")
-    add("--lr", type=float, help="peak learning rate")
-    add("--warmup", type=int, help="steps until the peak")
-    add("--weight_decay", type=float, default=0.1)
-    add("--max_norm", type=float, default=1.0, help="clip gradients to this norm; 0: do not")
-    add("--eval_every", type=int, default=100, help="steps between held-out losses; 0: only first and last")
-    add("--eval_windows", type=int, default=512, help="held-out sequences to look at")
-    add("--log_every", type=int, default=5, help="steps between records of the training loss")
-    add("--save", metavar="DIR", help="write a checkpoint there at the end; DIR/model is a Hugging Face folder")
-    add("--save_every", type=int, default=0, help="and every so many steps")
-    add("--resume", metavar="DIR", help="go on from a checkpoint")
-    add("--metrics", metavar="FILE", help="JSON lines; default: DIR/metrics.jsonl of --save")
-    add("--plot", metavar="FILE", help="picture of the losses")
-    add("--seed", type=int, default=1024)
-    add("--num_workers", type=int, default=0, help="processes that read data, for each rank")
-    args = parser.parse_args()
-    for name, default in zip(("seq_len", "batch_size", "steps", "lr", "warmup"), DEFAULTS[args.config]):
-        if getattr(args, name) is None:
-            setattr(args, name, default)
-    args.warmup = min(args.warmup, args.steps - 1)
-    for name in ("seq_len", "batch_size", "grad_accum", "steps", "log_every", "eval_windows", "tp"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} must be at least 1")
-    if args.tp > 1 and args.plugin != "3d":
-        parser.error("--tp needs --plugin 3d")
-    if args.plugin == "fsdp" and args.precision == "fp16":
-        parser.error("--plugin fsdp has no loss scaling, which fp16 needs: use --precision bf16, or --plugin zero2")
-    if args.save_every and not args.save:
-        parser.error("--save_every needs --save DIR")
-    if args.metrics is None and args.save:
-        args.metrics = f"{args.save}/metrics.jsonl"
-    return args
 
 
 def build_plugin(args: argparse.Namespace) -> Plugin:
@@ -185,17 +137,6 @@ def held_out_loss(model, loader: DataLoader) -> float:
     return mean_over_ranks(torch.stack(losses).mean())
 
 
-def resume(booster: Booster, boosted: tuple, args: argparse.Namespace) -> int:
-    """The step that the checkpoint of ``--resume`` was taken after; 0 without one."""
-    if not args.resume:
-        return 0
-    saved = checkpoint.load(booster, args.resume, boosted)
-    for name in ("config", "tokenizer", "seq_len"):
-        if saved[name] != getattr(args, name):
-            raise SystemExit(f"--resume {args.resume} was trained with --{name} {saved[name]}, not {getattr(args, name)}")
-    return saved["step"]
-
-
 def train(args: argparse.Namespace, booster: Booster, boosted: tuple, held_out, metrics: Metrics, speed: Speed, keep) -> None:
     """Steps until the last; ``keep(step)`` saves."""
     model, optimizer, scheduler, loader = boosted
@@ -212,7 +153,7 @@ def train(args: argparse.Namespace, booster: Booster, boosted: tuple, held_out, 
         while step < last:
             loss = train_step(booster, model, optimizer, scheduler, batches, args)
             step += 1
-            speed.tokens += args.tokens_per_step
+            speed.steps += 1
             bar.update()
             if step % args.log_every == 0 or step == last:
                 rates, loss = speed.read(), mean_over_ranks(loss)
@@ -230,7 +171,7 @@ def train(args: argparse.Namespace, booster: Booster, boosted: tuple, held_out, 
 
 
 def main() -> None:
-    args = parse_args()
+    args = parse_args(__doc__)
     use_cores()
     colossalai.launch_from_torch(seed=args.seed, verbose=False)
     coordinator = DistCoordinator()
@@ -238,8 +179,8 @@ def main() -> None:
     tokenizer, vocab_size, train_set, held_out_set = build_data(args)
     model, optimizer, scheduler = build_model(args, vocab_size, tokenizer.token_to_id(END_OF_TEXT))
     numel, ranks = sum(p.numel() for p in model.parameters()), coordinator.world_size
-    speed = Speed(model.config, numel, args.seq_len, args.grad_checkpoint, ranks)
-    args.tokens_per_step = args.grad_accum * args.batch_size * args.seq_len * ranks
+    tokens_per_step = args.grad_accum * args.batch_size * args.seq_len * ranks
+    speed = Speed(model.config, numel, args.seq_len, args.grad_checkpoint, tokens_per_step, ranks)
 
     shared = {"batch_size": args.batch_size, "seed": args.seed, "num_workers": args.num_workers, "drop_last": True}
     loader = plugin.prepare_dataloader(train_set, shuffle=True, pin_memory=get_accelerator().name != "cpu", **shared)
@@ -251,18 +192,17 @@ def main() -> None:
     booster = Booster(plugin=plugin, mixed_precision=autocast)
     model, optimizer, _, loader, scheduler = booster.boost(model, optimizer, None, loader, scheduler)
     boosted = (model, optimizer, scheduler, loader)
-    step = resume(booster, boosted, args)
+    step = checkpoint.load(booster, args.resume, boosted)["step"] if args.resume else 0
 
     coordinator.print_on_master(
         f"{args.config}: {numel / 1e6:.2f} M parameters, {len(train_set) * args.seq_len / 1e6:.1f} M tokens of text, "
-        f"{args.tokens_per_step} a step; {args.plugin}, {args.precision}, {ranks} process(es)"
+        f"{tokens_per_step} a step; {args.plugin}, {args.precision}, {ranks} process(es)"
     )
     path = Path(args.metrics) if args.metrics and coordinator.is_master() else None
     metrics = Metrics(path, step, Path(args.resume, "metrics.jsonl") if args.resume else None)
-    told = {name: getattr(args, name) for name in ("config", "tokenizer", "seq_len")}
     begun = time.perf_counter()
     train(args, booster, boosted, held_out, metrics, speed,
-          lambda step: checkpoint.save(booster, args.save, boosted, tokenizer, told | {"step": step}))  # fmt: skip
+          lambda step: checkpoint.save(booster, args.save, boosted, tokenizer, vars(args), step))  # fmt: skip
     steps, losses = metrics.of("held_out_loss")
     coordinator.print_on_master(
         f"held-out loss {losses[-1]:.3f} nats a token after step {steps[-1]}, {losses[0]:.3f} after step {steps[0]}; "
