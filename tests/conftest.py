@@ -60,5 +60,5 @@ def pytest_runtest_call(item):
 
 @pytest.fixture
 def workers():
-    """``workers(world_size)`` is the pool of that many ranks; ``.run(fn, timeout=60, **kwargs)`` gives the results by rank."""
+    """``workers(world_size)`` is the pool of that size; ``.run(fn, timeout=60, **kwargs)`` gives results by rank."""
     return get_pool

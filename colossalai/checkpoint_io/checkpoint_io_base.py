@@ -3,11 +3,12 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Union
 
 from torch import nn
 from torch.optim import Optimizer
 
+from colossalai import comm
 from colossalai.interface import ModelWrapper, OptimizerWrapper
 from colossalai.logging import get_dist_logger
 from colossalai.utils.errors import ConfigError
@@ -24,10 +25,11 @@ PathLike = Union[str, "os.PathLike[str]"]
 
 
 class CheckpointIO:
-    """Saves and loads what a plugin made. Every method is collective: all ranks of the group call it, the first one writes.
+    """Saves and loads what a plugin made. Every method is collective: all ranks call it, the first one writes.
 
-    Formats are Hugging Face's for models and those of Colossal-AI for optimizers; they do not depend on the plugin, nor on the
-    number of ranks. Nothing half-written is ever taken for a checkpoint, and an error is the same on all ranks.
+    Formats are Hugging Face's for models and those of Colossal-AI for optimizers; they do not depend on the plugin,
+    nor on the number of ranks. Nothing half-written is ever taken for a checkpoint, and an error is the same on all
+    ranks.
 
     Args:
         model_source: gives the tensors of a model; see :mod:`colossalai.checkpoint_io.sources`.
@@ -62,7 +64,8 @@ class CheckpointIO:
         """Copy weights into ``model``, which keeps its dtypes; returns it.
 
         Args:
-            checkpoint: a file, an index file, or a directory with an index, ``model.safetensors`` or ``pytorch_model.bin``.
+            checkpoint: a file, an index file, or a directory with an index, ``model.safetensors`` or
+                ``pytorch_model.bin``.
             strict: raise where the checkpoint lacks tensors of the model or has others, else warn.
             low_cpu_mem_mode: map files into memory; else read them ahead into memory.
             num_threads: that read ahead.
@@ -72,7 +75,8 @@ class CheckpointIO:
             ConfigError: where a directory has several index files.
         """
         self._check_model(model)
-        self._start("load_model", checkpoint, strict=strict)
+        if not self._start("load_model", checkpoint, strict=strict):
+            return model
         sharded, path = self._locate(locate_model, checkpoint)
         load = self.load_sharded_model if sharded else self.load_unsharded_model
         load(model, path, strict, low_cpu_mem_mode, num_threads)
@@ -84,7 +88,7 @@ class CheckpointIO:
         checkpoint: PathLike,
         shard: bool = False,
         gather_dtensor: bool = True,
-        prefix: Optional[str] = None,
+        prefix: str | None = None,
         size_per_shard: int = 1024,
         use_safetensors: bool = False,
         use_async: bool = False,
@@ -93,19 +97,22 @@ class CheckpointIO:
 
         Args:
             checkpoint: a directory with ``shard``, else a file.
-            shard: write shards of ``size_per_shard`` MiB with an index and, for Hugging Face models, their configuration.
+            shard: write shards of ``size_per_shard`` MiB with an index and, for Hugging Face models, their
+                configuration.
             gather_dtensor: only True: what is written is always whole tensors.
             prefix: infix of the file names of shards.
-            use_safetensors: else torch files. A single file must end in ``.safetensors``, and one that does is written so.
-            use_async: copy the tensors and write them, as safetensors, while training goes on. The next call waits for the
-                files and raises if writing them failed.
+            use_safetensors: else torch files. A single file must end in ``.safetensors``, and one that does is
+                written so.
+            use_async: copy the tensors and write them, as safetensors, while training goes on. The next call waits
+                for the files and raises if writing them failed.
 
         Raises:
             CheckpointError: where writing fails; what was at ``checkpoint`` before stays readable.
         """
         self._check_model(model)
         options = dict(shard=shard, prefix=prefix, size_per_shard=size_per_shard, use_safetensors=use_safetensors)
-        self._start("save_model", checkpoint, **options, use_async=use_async)
+        if not self._start("save_model", checkpoint, **options, use_async=use_async):
+            return
         if not self._check_save(checkpoint, shard, gather_dtensor, prefix, size_per_shard):
             return
         if shard:
@@ -144,7 +151,7 @@ class CheckpointIO:
         model: nn.Module,
         checkpoint: PathLike,
         gather_dtensor: bool = True,
-        prefix: Optional[str] = None,
+        prefix: str | None = None,
         size_per_shard: int = 1024,
         use_safetensors: bool = False,
         use_async: bool = False,
@@ -174,7 +181,7 @@ class CheckpointIO:
         self,
         optimizer: Optimizer,
         checkpoint: PathLike,
-        prefix: Optional[str] = None,
+        prefix: str | None = None,
         low_cpu_mem_mode: bool = True,
         num_threads: int = 1,
     ) -> None:
@@ -191,7 +198,8 @@ class CheckpointIO:
             ConfigError: (a ValueError) for a directory without index, or where number or sizes of param groups differ.
         """
         self._check_optimizer(optimizer)
-        self._start("load_optimizer", checkpoint, prefix=prefix)
+        if not self._start("load_optimizer", checkpoint, prefix=prefix):
+            return
         sharded, path = self._locate(lambda place: locate_optimizer(place, prefix), checkpoint)
         if sharded:
             self.load_sharded_optimizer(optimizer, path, prefix, low_cpu_mem_mode, num_threads)
@@ -204,17 +212,19 @@ class CheckpointIO:
         checkpoint: PathLike,
         shard: bool = False,
         gather_dtensor: bool = True,
-        prefix: Optional[str] = None,
+        prefix: str | None = None,
         size_per_shard: int = 1024,
         use_async: bool = False,
     ) -> None:
-        """Write the state of every parameter, whole, under its position in the original optimizer; arguments of :meth:`save_model`.
+        """Write the whole state of every parameter under its position in the original optimizer.
 
-        With 16-bit weights the fp32 masters are written too, as the state ``master``: so a resumed run continues exactly.
+        With 16-bit weights the fp32 masters are written too, as the state ``master``, so that a resumed run continues
+        exactly. The arguments are those of :meth:`save_model`.
         """
         self._check_optimizer(optimizer)
         options = dict(shard=shard, prefix=prefix, size_per_shard=size_per_shard, use_async=use_async)
-        self._start("save_optimizer", checkpoint, **options)
+        if not self._start("save_optimizer", checkpoint, **options):
+            return
         if not self._check_save(checkpoint, shard, gather_dtensor, prefix, size_per_shard):
             return
         if shard:
@@ -226,11 +236,11 @@ class CheckpointIO:
         self,
         optimizer: Optimizer,
         index_file_path: PathLike,
-        prefix: Optional[str] = None,
+        prefix: str | None = None,
         low_cpu_mem_mode: bool = True,
         num_threads: int = 1,
     ) -> None:
-        """The part of :meth:`load_optimizer` for an index file, which names all others: ``prefix`` is in them already."""
+        """The part of :meth:`load_optimizer` for an index file, whose names have the ``prefix`` already."""
         source = self._optimizer_source(optimizer)
         optimizer_io.load(source, self.team, Path(index_file_path), True, low_cpu_mem_mode, num_threads)
 
@@ -246,7 +256,7 @@ class CheckpointIO:
         optimizer: Optimizer,
         checkpoint: PathLike,
         gather_dtensor: bool = True,
-        prefix: Optional[str] = None,
+        prefix: str | None = None,
         size_per_shard: int = 1024,
         use_async: bool = False,
     ) -> None:
@@ -268,7 +278,8 @@ class CheckpointIO:
 
     def save_lr_scheduler(self, lr_scheduler: Any, checkpoint: PathLike) -> None:
         """Write the scheduler's ``state_dict``."""
-        self._start("save_lr_scheduler", checkpoint)
+        if not self._start("save_lr_scheduler", checkpoint):
+            return
         with self.team.on_writer() as writes:
             if writes:
                 file = SingleFile(Path(checkpoint))
@@ -281,7 +292,8 @@ class CheckpointIO:
 
     def load_lr_scheduler(self, lr_scheduler: Any, checkpoint: PathLike) -> None:
         """Load what :meth:`save_lr_scheduler` wrote."""
-        self._start("load_lr_scheduler", checkpoint)
+        if not self._start("load_lr_scheduler", checkpoint):
+            return
         error = None
         try:
             lr_scheduler.load_state_dict(read_torch(checkpoint, map_memory=False))
@@ -289,7 +301,7 @@ class CheckpointIO:
             error = caught
         self.team.share_all(error)
 
-    def save_training_state(self, path: PathLike, dataloader: Any = None, extra: Optional[dict] = None) -> None:
+    def save_training_state(self, path: PathLike, dataloader: Any = None, extra: dict | None = None) -> None:
         """Write what a resumed run needs beside model, optimizer and scheduler.
 
         Args:
@@ -297,16 +309,17 @@ class CheckpointIO:
             dataloader: its ``state_dict()`` is kept: the place in the data.
             extra: step counters and the like: plain values and tensors.
         """
-        self._start("save_training_state", path)
-        training_state.save_training_state(self.team, Path(path), dataloader, extra)
+        if self._start("save_training_state", path):
+            training_state.save_training_state(self.team, Path(path), dataloader, extra)
 
     def load_training_state(self, path: PathLike, dataloader: Any = None) -> dict:
         """Set random numbers and the place in the data to those of :meth:`save_training_state`; returns ``extra``."""
-        self._start("load_training_state", path)
+        if not self._start("load_training_state", path):
+            return {}
         return training_state.load_training_state(self.team, Path(path), dataloader)
 
     def save_lora_as_pretrained(
-        self, model: nn.Module, checkpoint: PathLike, use_safetensors: bool = False, state_dict: Optional[dict] = None
+        self, model: nn.Module, checkpoint: PathLike, use_safetensors: bool = False, state_dict: dict | None = None
     ) -> None:
         """Write the adapters of a peft model as ``PeftModel.save_pretrained`` does.
 
@@ -316,13 +329,14 @@ class CheckpointIO:
         """
         self._check_model(model)
         lora.peft_model_of(model)
-        self._start("save_lora_as_pretrained", checkpoint, use_safetensors=use_safetensors)
+        if not self._start("save_lora_as_pretrained", checkpoint, use_safetensors=use_safetensors):
+            return
         lora.save_adapters(model, self.team, Path(checkpoint), use_safetensors, state_dict)
 
     # -- asynchronous saves ------------------------------------------------------------------------------------------
 
     def synchronize(self) -> None:
-        """Return when asynchronous saves need the weights no more: they are copied before a save returns, so at once."""
+        """Return when asynchronous saves need the weights no more: at once, as a save copies them before it returns."""
 
     def _sync_d2h(self) -> None:
         self.synchronize()
@@ -335,10 +349,14 @@ class CheckpointIO:
 
     # -- checks ------------------------------------------------------------------------------------------------------
 
-    def _start(self, call: str, checkpoint: PathLike, **arguments: Any) -> None:
-        """All ranks are here with the same arguments, and no earlier save is under way or failed."""
+    def _start(self, call: str, checkpoint: PathLike, **arguments: Any) -> bool:
+        """All ranks came with the same arguments, and no earlier save failed; False in a fake world."""
+        if comm.is_fake():
+            self.team.warn(f"{call} does nothing in a fake world, which has no weights: {os.fspath(checkpoint)}")
+            return False
         self.team.assemble(call, checkpoint=os.fspath(checkpoint), **arguments)
         self.team.share(self._background.wait())
+        return True
 
     def _locate(self, locate: Callable[[PathLike], tuple[bool, Path]], checkpoint: PathLike) -> tuple[bool, Path]:
         with self.team.on_writer() as writes:  # it may have to finish what a killed save left
@@ -353,7 +371,7 @@ class CheckpointIO:
         return found
 
     def _check_save(
-        self, checkpoint: PathLike, shard: bool, gather_dtensor: bool, prefix: Optional[str], size_per_shard: float
+        self, checkpoint: PathLike, shard: bool, gather_dtensor: bool, prefix: str | None, size_per_shard: float
     ) -> bool:
         if not size_per_shard > 0:
             raise ConfigError(f"size_per_shard={size_per_shard} must be a positive number of MiB")
@@ -369,7 +387,9 @@ class CheckpointIO:
 
     def _check_model(self, model: nn.Module) -> None:
         if self._boosted and not isinstance(model, ModelWrapper):
-            raise ConfigError("Please boost the model before saving or loading it: booster.boost(model, ...) returns it")
+            raise ConfigError(
+                "Please boost the model before saving or loading it: booster.boost(model, ...) returns it"
+            )
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
         if self._boosted and not isinstance(optimizer, OptimizerWrapper):
@@ -380,5 +400,7 @@ def _single_file_format(checkpoint: PathLike, use_safetensors: bool, because: st
     """Whether a single file is safetensors: by its suffix, which must fit what was asked."""
     fits = os.fspath(checkpoint).endswith(".safetensors")
     if use_safetensors and not fits:
-        raise ConfigError(f"{because} writes a safetensors file: checkpoint={os.fspath(checkpoint)!r} must end in .safetensors")
+        raise ConfigError(
+            f"{because} writes a safetensors file: checkpoint={os.fspath(checkpoint)!r} must end in .safetensors"
+        )
     return fits

@@ -2,13 +2,12 @@
 
 import re
 from pathlib import Path
-from typing import Optional, Union
 
 from colossalai.utils.errors import CheckpointError, ConfigError
 
 from .staging import recover
 
-PathLike = Union[str, Path]
+PathLike = str | Path
 
 SAFE_WEIGHTS_NAME = "model.safetensors"
 WEIGHTS_NAME = "pytorch_model.bin"
@@ -25,7 +24,7 @@ EXTRA_FILE_NAME = "pytorch_optim_extra.bin"
 _INDEX_PATTERN = re.compile(r".*\.index.*\.json$")
 
 
-def add_prefix(weights_name: str, prefix: Optional[str] = None) -> str:
+def add_prefix(weights_name: str, prefix: str | None = None) -> str:
     """``pytorch_model.bin`` with the infix ``prefix``: ``pytorch_model.<prefix>.bin``."""
     if not prefix:
         return weights_name
@@ -33,13 +32,13 @@ def add_prefix(weights_name: str, prefix: Optional[str] = None) -> str:
     return f"{stem}.{prefix}.{extension}"
 
 
-def get_model_base_filenames(prefix: Optional[str] = None, use_safetensors: bool = False) -> tuple[str, str]:
+def get_model_base_filenames(prefix: str | None = None, use_safetensors: bool = False) -> tuple[str, str]:
     """(weights, index) names of a sharded model."""
     names = (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME) if use_safetensors else (WEIGHTS_NAME, WEIGHTS_INDEX_NAME)
     return tuple(add_prefix(name, prefix) for name in names)
 
 
-def get_optimizer_base_filenames(prefix: Optional[str] = None, use_safetensors: bool = False) -> tuple[str, str, str]:
+def get_optimizer_base_filenames(prefix: str | None = None, use_safetensors: bool = False) -> tuple[str, str, str]:
     """(states, index, param groups) names of a sharded optimizer."""
     names = (SAFE_STATE_NAME, SAFE_STATES_INDEX_NAME) if use_safetensors else (STATES_NAME, STATES_INDEX_NAME)
     return tuple(add_prefix(name, prefix) for name in (*names, GROUP_FILE_NAME))
@@ -52,7 +51,7 @@ def get_shard_filename(weights_name: str, idx: int) -> str:
 
 
 def shard_pattern(weights_name: str, use_pp_format: bool = False) -> re.Pattern:
-    """Matches the numbered shards of ``weights_name``: ours, of pipeline stages, and Hugging Face's ``-00001-of-00002``."""
+    """Matches the numbered shards of ``weights_name``: ours, and Hugging Face's ``-00001-of-00002``."""
     stem, _, extension = weights_name.rpartition(".")
     number = r"-stage-\d{5}(?:-\d{5})?-shard-\d{5}" if use_pp_format else r"-\d{5}(?:-of-\d{5})?"
     return re.compile(rf"{re.escape(stem)}{number}\.{re.escape(extension)}")
@@ -60,10 +59,12 @@ def shard_pattern(weights_name: str, use_pp_format: bool = False) -> re.Pattern:
 
 def find_indices(directory: Path) -> list[Path]:
     """The index files in a directory, sorted."""
-    return sorted(path for path in directory.iterdir() if path.is_file() and re.fullmatch(r".*\.index\..*json", path.name))
+    return sorted(
+        path for path in directory.iterdir() if path.is_file() and re.fullmatch(r".*\.index\..*json", path.name)
+    )
 
 
-def has_index_file(checkpoint_path: PathLike) -> tuple[bool, Optional[Path]]:
+def has_index_file(checkpoint_path: PathLike) -> tuple[bool, Path | None]:
     """Whether ``checkpoint_path`` is, or is a directory with, the index of a sharded checkpoint; and which.
 
     Raises:
@@ -78,8 +79,8 @@ def has_index_file(checkpoint_path: PathLike) -> tuple[bool, Optional[Path]]:
     found = find_indices(path)
     if len(found) > 1:
         raise ConfigError(
-            f"{path} has {len(found)} index files ({', '.join(index.name for index in found)}): keep model and optimizer "
-            "in different directories, or give the path of the index file itself"
+            f"{path} has {len(found)} index files ({', '.join(index.name for index in found)}): keep model and "
+            "optimizer in different directories, or give the path of the index file itself"
         )
     return (True, found[0]) if found else (False, None)
 
@@ -106,7 +107,7 @@ def locate_model(checkpoint: PathLike) -> tuple[bool, Path]:
     )
 
 
-def locate_optimizer(checkpoint: PathLike, prefix: Optional[str] = None) -> tuple[bool, Path]:
+def locate_optimizer(checkpoint: PathLike, prefix: str | None = None) -> tuple[bool, Path]:
     """(whether sharded, path of the index or of the single file) of an optimizer's checkpoint.
 
     Args:

@@ -1,16 +1,16 @@
 """Hugging Face: names on disk, tied weights, and the configuration beside the weights.
 
 Transformers keeps some models otherwise in memory than on disk (Mixtral's experts are stacked). Saving writes what
-``save_pretrained`` would write, loading takes both forms. The converters are transformers' own; they are first run on meta
-tensors, which tells names, shapes and what must be converted together, and then on real ones, group by group, so that never
-more than one group is in memory.
+``save_pretrained`` would write, loading takes both forms. The converters are transformers' own; they are first run on
+meta tensors, which tells names, shapes and what must be converted together, and then on real ones, group by group, so
+that never more than one group is in memory.
 """
 
 import copy
 import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterable, Mapping, Optional
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 @dataclass
 class Step:
-    """Tensors that are read together and give others: ``outputs = convert(inputs)``, mostly one that only changes its name."""
+    """Tensors that together give others: ``outputs = convert(inputs)``, mostly one that only changes its name."""
 
     inputs: tuple[str, ...]
     outputs: Specs
@@ -47,7 +47,7 @@ def _specs(tensors: Mapping[str, Tensor]) -> Specs:
 # -- saving ------------------------------------------------------------------------------------------------------------
 
 
-def saving_steps(model: Optional[nn.Module], specs: Specs) -> list[Step]:
+def saving_steps(model: nn.Module | None, specs: Specs) -> list[Step]:
     """How the tensors in memory become those of the file, in the order of ``specs``.
 
     Args:
@@ -76,7 +76,7 @@ def saving_steps(model: Optional[nn.Module], specs: Specs) -> list[Step]:
     return steps
 
 
-def _reverter(model: Optional[nn.Module]) -> Optional[Convert]:
+def _reverter(model: nn.Module | None) -> Convert | None:
     if model is None:
         return None
     try:
@@ -101,8 +101,8 @@ def _groups(revert: Convert, metas: dict[str, Tensor], names: list[str]) -> dict
     return {member: tuple(members) for members, _ in groups for member in members}
 
 
-def tied_names_to_drop(model: Optional[nn.Module], names: list[str]) -> set[str]:
-    """Which of the names of one tensor ``save_pretrained`` leaves out: all but one, and rather those declared as tied."""
+def tied_names_to_drop(model: nn.Module | None, names: list[str]) -> set[str]:
+    """Which names of one tensor ``save_pretrained`` leaves out: all but one, and rather those declared as tied."""
     declared: list[str] = []
     for prefix, module in [] if model is None else model.named_modules():
         keys = getattr(module, "_tied_weights_keys", None) or ()
@@ -112,7 +112,7 @@ def tied_names_to_drop(model: Optional[nn.Module], names: list[str]) -> set[str]
     return set(names) - {kept[0]}
 
 
-def ignored_on_save(model: Optional[nn.Module]) -> set[str]:
+def ignored_on_save(model: nn.Module | None) -> set[str]:
     return set(getattr(model, "_keys_to_ignore_on_save", None) or ())
 
 
@@ -128,10 +128,13 @@ class LoadPlan:
     unexpected: list[str]
 
 
-def loading_steps(model: Optional[nn.Module], disk: Specs, memory: Specs) -> LoadPlan:
-    """Plan for a checkpoint with the tensors ``disk`` and a model with the names ``memory`` (tied ones under all their names)."""
+def loading_steps(model: nn.Module | None, disk: Specs, memory: Specs) -> LoadPlan:
+    """Plan for a checkpoint with the tensors ``disk`` and a model with ``memory`` (tied ones under all their names)."""
     if model is None:
-        steps, unexpected = [_rename(name, name, disk[name]) for name in disk if name in memory], set(disk) - set(memory)
+        steps, unexpected = (
+            [_rename(name, name, disk[name]) for name in disk if name in memory],
+            set(disk) - set(memory),
+        )
     else:
         steps, unexpected = _hf_loading_steps(model, disk, memory)
     covered = {name for step in steps for name in step.outputs}
@@ -143,11 +146,11 @@ def loading_steps(model: Optional[nn.Module], disk: Specs, memory: Specs) -> Loa
     )
 
 
-def _not_matching(names: list[str], patterns: Optional[Iterable[str]]) -> list[str]:
+def _not_matching(names: list[str], patterns: Iterable[str] | None) -> list[str]:
     return [name for name in names if not any(re.search(pattern, name) for pattern in patterns or ())]
 
 
-def _ignored_unexpected(model: Optional[nn.Module]) -> list[str]:
+def _ignored_unexpected(model: nn.Module | None) -> list[str]:
     """Patterns of tensors that older transformers saved and newer ones do not need."""
     if model is None:
         return []
@@ -188,7 +191,9 @@ def _hf_loading_steps(model: nn.Module, disk: Specs, memory: Specs) -> tuple[lis
         try:
             outputs = _specs(convert(_meta(disk, [key for key, _ in sources])))
         except Exception as error:
-            raise CheckpointError(f"the checkpoint's {[key for key, _ in sources][:4]} do not make a {name}: {error}") from error
+            raise CheckpointError(
+                f"the checkpoint's {[key for key, _ in sources][:4]} do not make a {name}: {error}"
+            ) from error
         steps[name] = Step(tuple(key for key, _ in sources), outputs, convert)
     return list(steps.values()), unexpected
 
@@ -210,7 +215,7 @@ class _Converter:
 # -- configuration -----------------------------------------------------------------------------------------------------
 
 
-def save_configuration(model: Optional[nn.Module], directory: Path) -> None:
+def save_configuration(model: nn.Module | None, directory: Path) -> None:
     """Write config.json and generation_config.json, and a custom model's code, as ``save_pretrained`` does."""
     if model is None:
         return

@@ -3,13 +3,13 @@
 import json
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any
 
 from colossalai.utils.errors import CheckpointError, ConfigError
 
 from .staging import SingleFile
 
-PathLike = Union[str, Path]
+PathLike = str | Path
 
 
 class CheckpointIndexFile:
@@ -19,8 +19,8 @@ class CheckpointIndexFile:
         root_path: directory of the files.
     """
 
-    def __init__(self, root_path: Optional[PathLike] = None) -> None:
-        self.root_path: Optional[Path] = None if root_path is None else Path(root_path)
+    def __init__(self, root_path: PathLike | None = None) -> None:
+        self.root_path: Path | None = None if root_path is None else Path(root_path)
         self.metadata: dict[str, Any] = {}
         self.weight_map: dict[Any, str] = {}
 
@@ -89,7 +89,9 @@ class CheckpointIndexFile:
     def assert_no_dtensor_checkpoint(self) -> None:
         """Raises ConfigError (a ValueError) where :meth:`contains_dtensor`."""
         if self.contains_dtensor():
-            raise ConfigError(f"{self.root_path} holds pieces of distributed tensors: join them with the tool that wrote them")
+            raise ConfigError(
+                f"{self.root_path} holds pieces of distributed tensors: join them with the tool that wrote them"
+            )
 
     def get_checkpoint_file(self, param_name: Any) -> str:
         """Absolute path of the file that holds ``param_name``."""
@@ -98,7 +100,7 @@ class CheckpointIndexFile:
     def get_all_param_names(self) -> list:
         return list(self.weight_map)
 
-    def get_param_group_filename(self) -> Optional[str]:
+    def get_param_group_filename(self) -> str | None:
         """Path of the file of param groups, None where the index names none."""
         name = self.metadata.get("param_groups")
         return None if name is None else str(self._path(name))

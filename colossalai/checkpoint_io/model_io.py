@@ -4,7 +4,7 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from .sharder import MIB, pack
 from .sources import ModuleSource, TensorEntry
 from .staging import SingleFile, Staging
 from .team import Team
-from .writing import Background, FilePlan, SaveJob, Writer, plain, save_torch, whole
+from .writing import Background, FilePlan, SaveJob, Writer, plain, whole
 
 _SHOWN = 10
 
@@ -53,10 +53,10 @@ def save_sharded(
     source: ModuleSource,
     team: Team,
     directory: Path,
-    prefix: Optional[str] = None,
+    prefix: str | None = None,
     size_per_shard: float = 1024,
     use_safetensors: bool = False,
-    background: Optional[Background] = None,
+    background: Background | None = None,
 ) -> None:
     """Write a Hugging Face directory: shards, index, configuration. Collective.
 
@@ -93,9 +93,9 @@ def save_sharded(
 
 
 def save_unsharded(
-    source: ModuleSource, team: Team, path: Path, use_safetensors: bool = False, background: Optional[Background] = None
+    source: ModuleSource, team: Team, path: Path, use_safetensors: bool = False, background: Background | None = None
 ) -> None:
-    """Write one file: a torch file is the state dict under the names in memory, a safetensors file has Hugging Face's. Collective."""
+    """Write one file: of torch, the state dict under its names; of safetensors, Hugging Face's names. Collective."""
     plan = _plan(source, use_safetensors, hf_names=use_safetensors)
     # The name of the file plan tells the format, whatever the user calls the file.
     _assign(plan, names.SAFE_WEIGHTS_NAME if use_safetensors else names.WEIGHTS_NAME, list(plan.file_of))
@@ -144,7 +144,7 @@ def _assign(plan: ModelPlan, file: str, keys: list[str]) -> None:
     """Put ``keys``, and the aliases of their tensors, into one file."""
     specs = {key: spec for step in plan.steps for key, spec in step.outputs.items()}
     here = set(keys)
-    planned: dict[str, Optional[TensorSpec]] = {key: specs.get(key) for key in keys}
+    planned: dict[str, TensorSpec | None] = {key: specs.get(key) for key in keys}
     planned.update({alias: specs[key] for alias, key in plan.aliases.items() if key in here})
     metadata = {}
     if is_safetensors(file):
@@ -164,7 +164,7 @@ def _deliver(plan: ModelPlan, team: Team, job: SaveJob) -> None:
     for alias, key in plan.aliases.items():
         others.setdefault(key, []).append(alias)
     for step in plan.steps:
-        tensors: dict[str, Optional[Tensor]] = {}
+        tensors: dict[str, Tensor | None] = {}
         all_copies = True
         for name in step.inputs:
             entry = plan.entries[name]
@@ -183,8 +183,8 @@ def _deliver(plan: ModelPlan, team: Team, job: SaveJob) -> None:
 def old_files(directory: Path, base: str, index_name: str, team: Team) -> dict[str, Any]:
     """What is in the directory and does not belong to the new checkpoint: arguments of ``Staging.publish``.
 
-    Numbered shards of the same kind are removed. A checkpoint of another kind, which Hugging Face would prefer or our loader
-    could not tell from the new one, keeps its files, but its index or single file is renamed.
+    Numbered shards of the same kind are removed. A checkpoint of another kind, which Hugging Face would prefer or our
+    loader could not tell from the new one, keeps its files, but its index or single file is renamed.
     """
     pattern, staged = names.shard_pattern(base), {index_name}
     stale = [path.name for path in directory.iterdir() if pattern.fullmatch(path.name)]
@@ -305,8 +305,8 @@ def _check_ties(plan: LoadPlan, targets: dict[str, TensorEntry], catalog: Catalo
         elif len(step.inputs) == len(before.inputs) == 1:
             if not torch.equal(catalog[step.inputs[0]].float(), catalog[before.inputs[0]].float()):
                 raise CheckpointError(
-                    f"{before.inputs[0]} and {step.inputs[0]} differ in the checkpoint, but are one tensor in the model: "
-                    "build it without tied weights"
+                    f"{before.inputs[0]} and {step.inputs[0]} differ in the checkpoint, but are one tensor in the "
+                    "model: build it without tied weights"
                 )
     plan.steps[:] = kept
 

@@ -3,10 +3,10 @@
 import base64
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterator, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,13 +40,13 @@ _EXTRA = "colossalai_extra"
 class Value:
     """What all ranks know of one state of one parameter.
 
-    ``kind`` is ``"cut"`` (cut as the parameter is), ``"owned"`` (a tensor of another shape, on one rank: the row and column
-    factors of Adafactor) or ``"plain"`` (numbers, and tensors of one element such as the step).
+    ``kind`` is ``"cut"`` (cut as the parameter is), ``"owned"`` (a tensor of another shape, on one rank: the row and
+    column factors of Adafactor) or ``"plain"`` (numbers, and tensors of one element such as the step).
     """
 
     kind: str
-    dtype: Optional[torch.dtype] = None
-    shape: Optional[tuple[int, ...]] = None
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] | None = None
     device: str = "cpu"
     owner: int = 0
     """Rank of the shard group that has an owned tensor."""
@@ -87,8 +87,8 @@ def describe(entries: list[StateEntry], team: Team) -> Table:
                 if "owned" in (before.kind, value.kind) and (before.kind, before.owner) != (value.kind, value.owner):
                     if layouts[param_id].intervals is not None:
                         raise CheckpointError(
-                            f"state {key!r} of parameter {param_id} is not cut as the parameter is, and several ranks have "
-                            "their own: it cannot be joined to one"
+                            f"state {key!r} of parameter {param_id} is not cut as the parameter is, and several ranks "
+                            "have their own: it cannot be joined to one"
                         )
     return {param_id: table[param_id] for param_id in sorted(table)}
 
@@ -130,11 +130,11 @@ def save_sharded(
     source: Any,
     team: Team,
     directory: Path,
-    prefix: Optional[str] = None,
+    prefix: str | None = None,
     size_per_shard: float = 1024,
-    background: Optional[Background] = None,
+    background: Background | None = None,
 ) -> None:
-    """Write shards of states, the param groups, and the index. Collective. In the background the shards are safetensors."""
+    """Write shards (in the background safetensors), the param groups, and the index. Collective."""
     use_safetensors = background is not None
     base, index_name, group_name = names.get_optimizer_base_filenames(prefix, use_safetensors)
     entries = {entry.param_id: entry for entry in source.entries()}
@@ -175,7 +175,7 @@ def save_sharded(
 
 
 def save_unsharded(
-    source: Any, team: Team, path: Path, use_safetensors: bool = False, background: Optional[Background] = None
+    source: Any, team: Team, path: Path, use_safetensors: bool = False, background: Background | None = None
 ) -> None:
     """Write ``{"state": {id: ...}, "param_groups": [...]}`` to one file. Collective."""
     entries = {entry.param_id: entry for entry in source.entries()}
@@ -296,11 +296,17 @@ def _open_single(path: Path) -> tuple[list[dict], dict, list[Any]]:
         if PARAM_GROUPS not in table:
             raise CheckpointError(f"{path} is no optimizer checkpoint: it has no {PARAM_GROUPS}")
         packed = table.metadata.get(_EXTRA)
-        extra = {} if packed is None else decode_value(torch.frombuffer(bytearray(base64.b64decode(packed)), dtype=torch.uint8))
+        extra = (
+            {}
+            if packed is None
+            else decode_value(torch.frombuffer(bytearray(base64.b64decode(packed)), dtype=torch.uint8))
+        )
         return decode_value(table[PARAM_GROUPS]), extra, [path]
     content = read_torch(path)
     if not isinstance(content, Mapping) or not {"state", PARAM_GROUPS} <= set(content):
-        raise CheckpointError(f"{path} is no optimizer checkpoint: expected a dict with the keys state and {PARAM_GROUPS}")
+        raise CheckpointError(
+            f"{path} is no optimizer checkpoint: expected a dict with the keys state and {PARAM_GROUPS}"
+        )
     return content[PARAM_GROUPS], content.get(_EXTRA, {}), [content["state"]]
 
 
@@ -314,4 +320,7 @@ def _read_states(file: Any) -> Iterator[tuple[int, dict[str, Any]]]:
     table = SafetensorsTable(file)
     non_tensor = set(json.loads(table.metadata.get(NON_TENSOR_KEYS, "[]")))
     for param_id, keys in names_of(table).items():
-        yield param_id, {name: decode_value(table[key]) if key in non_tensor else table[key] for name, key in keys.items()}
+        yield (
+            param_id,
+            {name: decode_value(table[key]) if key in non_tensor else table[key] for name, key in keys.items()},
+        )

@@ -1,12 +1,14 @@
 """Files as tables of tensors that are read when they are used.
 
-A file is mapped into memory, so that opening it costs no memory and cutting a piece out of a tensor touches that piece only.
+A file is mapped into memory, so that opening it costs no memory and cutting a piece out of a tensor touches that
+piece only.
 """
 
 import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, Mapping, Optional, Sequence, Union
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -17,7 +19,7 @@ from colossalai.utils.safetensors import TensorSpec
 
 from .index_file import CheckpointIndexFile
 
-PathLike = Union[str, Path]
+PathLike = str | Path
 PREFETCH_FILES = 3
 
 
@@ -40,7 +42,9 @@ def read_torch(path: PathLike, map_memory: bool = True) -> Any:
         # Files from before torch 1.6 are no zip archives, and cannot be mapped.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=map_memory and is_zip)
     except Exception as error:
-        raise CheckpointError(f"cannot read {path}: it is damaged, or no torch file ({type(error).__name__}: {error})") from error
+        raise CheckpointError(
+            f"cannot read {path}: it is damaged, or no torch file ({type(error).__name__}: {error})"
+        ) from error
 
 
 class SafetensorsTable(Mapping):
@@ -54,7 +58,8 @@ class SafetensorsTable(Mapping):
             self.metadata: dict[str, str] = self._file.metadata() or {}
         except Exception as error:
             raise CheckpointError(
-                f"cannot read {self.path}: it is missing, damaged, or no safetensors file ({type(error).__name__}: {error})"
+                f"cannot read {self.path}: it is missing, damaged, or no safetensors file "
+                f"({type(error).__name__}: {error})"
             ) from error
 
     def __iter__(self):
@@ -107,8 +112,8 @@ class Catalog:
 
     def __init__(
         self,
-        index: Optional[CheckpointIndexFile] = None,
-        path: Optional[PathLike] = None,
+        index: CheckpointIndexFile | None = None,
+        path: PathLike | None = None,
         low_cpu_mem_mode: bool = True,
         num_threads: int = 1,
     ) -> None:
@@ -167,7 +172,9 @@ class Catalog:
         for ahead in self._queue[start : start + PREFETCH_FILES]:
             if ahead not in self._loaded:
                 self._loaded[ahead] = self._pool.submit(_read_whole, ahead, torch.cuda.is_available())
-        for done in self._queue[: max(0, start - 1)]:  # one behind stays: what is converted together may straddle two files
+        for done in self._queue[
+            : max(0, start - 1)
+        ]:  # one behind stays: what is converted together may straddle two files
             self._loaded.pop(done, None)
         return self._loaded[file].result()
 
@@ -184,7 +191,7 @@ def read_ahead(
     low_cpu_mem_mode: bool = True,
     num_threads: int = 1,
 ) -> Iterator[Iterable[tuple[Any, dict[str, Any]]]]:
-    """What ``read`` gives for each source; without ``low_cpu_mem_mode`` the next ones are read into memory meanwhile."""
+    """What ``read`` gives for each source; without ``low_cpu_mem_mode`` the next are read into memory meanwhile."""
     if low_cpu_mem_mode:
         yield from map(read, sources)
         return

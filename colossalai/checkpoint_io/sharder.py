@@ -1,6 +1,7 @@
 """Packing tensors into shards of a limited size."""
 
-from typing import Any, Iterable, Iterator, Optional
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from torch import Tensor
 
@@ -13,7 +14,7 @@ def calculate_tensor_size(tensor: Tensor) -> float:
 
 
 def pack(sizes: Iterable[float], limit: float) -> list[list[int]]:
-    """Indices in order, cut into shards: a new one where adding would exceed ``limit`` and the current one is not empty."""
+    """Indices in order, in shards: a new one where adding would exceed ``limit`` and the current is not empty."""
     shards: list[list[int]] = []
     filled = 0.0
     for index, size in enumerate(sizes):
@@ -37,7 +38,7 @@ class StateDictSharder:
         self.current_block: dict = {}
         self.current_block_size = 0.0
 
-    def _append(self, key: Any, value: Any, size: float) -> tuple[Optional[dict], float]:
+    def _append(self, key: Any, value: Any, size: float) -> tuple[dict | None, float]:
         full, full_size = None, 0.0
         if self.current_block and self.current_block_size + size > self.max_shard_size:
             full, full_size = self.current_block, self.current_block_size
@@ -46,11 +47,11 @@ class StateDictSharder:
         self.current_block_size += size
         return full, full_size
 
-    def append_param(self, name: str, tensor: Tensor) -> tuple[Optional[dict], float]:
+    def append_param(self, name: str, tensor: Tensor) -> tuple[dict | None, float]:
         """Add a tensor; returns the shard that this completed, if any, and its size in MiB."""
         return self._append(name, tensor, calculate_tensor_size(tensor))
 
-    def append_optim_state(self, param_id: int, state: dict) -> tuple[Optional[dict], float]:
+    def append_optim_state(self, param_id: int, state: dict) -> tuple[dict | None, float]:
         """Add a parameter's optimizer state; returns as :meth:`append_param`."""
         size = sum(calculate_tensor_size(value) for value in state.values() if isinstance(value, Tensor))
         return self._append(param_id, state, size)
@@ -62,9 +63,9 @@ def _rest(sharder: StateDictSharder) -> Iterator[tuple[dict, float]]:
 
 
 def shard_model_checkpoint(
-    state_dict: dict[str, Tensor], max_shard_size: float = 1024, pinned_state_dicts: Optional[dict] = None
+    state_dict: dict[str, Tensor], max_shard_size: float = 1024, pinned_state_dicts: dict | None = None
 ) -> Iterator[tuple[dict[str, Tensor], float]]:
-    """Yields (shard, MiB) of a state dict; tensors are copied into ``pinned_state_dicts`` by name where that is given."""
+    """Yields (shard, MiB) of a state dict, or of copies in ``pinned_state_dicts`` by name where that is given."""
     sharder = StateDictSharder(max_shard_size)
     for name, value in state_dict.items():
         if not isinstance(value, Tensor):
@@ -80,7 +81,7 @@ def shard_model_checkpoint(
 
 
 def shard_optimizer_checkpoint(
-    state_dict: dict, max_shard_size: float = 1024, pinned_state_dicts: Optional[dict] = None
+    state_dict: dict, max_shard_size: float = 1024, pinned_state_dicts: dict | None = None
 ) -> Iterator[tuple[dict[int, dict], float]]:
     """Yields (shard, MiB) of the ``"state"`` of an optimizer's state dict; pinned copies by parameter id and name."""
     sharder = StateDictSharder(max_shard_size)

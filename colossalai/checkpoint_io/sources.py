@@ -1,16 +1,17 @@
 """Where tensors come from and go to: all that saving and loading know of a plugin.
 
 [Note: sources]
-A *model source* lists the model's tensors, each as the elements that this rank holds and the layout that says which they
-are. An *optimizer source* lists the states by parameter id, the position in the original optimizer, in the same way. The two
-here serve modules and optimizers of plain torch (DDP, FSDP2, none at all); :class:`ShardedOptimizerSource` serves every
-optimizer that steps segments and describes them with ``checkpoint_entries()``. A plugin with other layouts brings a source
-with the same methods, and nothing else.
+A *model source* lists the model's tensors, each as the elements that this rank holds and the layout that says which
+they are. An *optimizer source* lists the states by parameter id, the position in the original optimizer, in the same
+way. The two here serve modules and optimizers of plain torch (DDP, FSDP2, none at all);
+:class:`ShardedOptimizerSource` serves every optimizer that steps segments and describes them with
+``checkpoint_entries()``. A plugin with other layouts brings a source with the same methods, and nothing else.
 """
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +50,8 @@ class StateEntry:
     param_id: int
     layout: Layout
     group: Any = None
-    shape: Optional[torch.Size] = None
-    """Shape of what the optimizer steps here, so of every state tensor that is cut as the parameter is; None for nothing."""
+    shape: torch.Size | None = None
+    """Shape of what the optimizer steps here, so of state that is cut as the parameter is; None for nothing."""
     state: dict[str, Any] = field(default_factory=dict)
 
 
@@ -71,7 +72,9 @@ def layout_of(tensor: Tensor, name: str, aliases: tuple[str, ...] = ()) -> tuple
         return Layout(name, tensor.shape, None, aliases), local, None
     axis, place = cuts[0]
     if len(cuts) > 1 or not place.is_shard(0) or type(place).__name__ != "Shard":
-        raise CheckpointError(f"{name} is placed as {tensor.placements}: only tensors cut along dim 0 on one mesh axis are read")
+        raise CheckpointError(
+            f"{name} is placed as {tensor.placements}: only tensors cut along dim 0 on one mesh axis are read"
+        )
     rows, size = tensor.shape[0], mesh.size(axis)
     chunk, width = -(-rows // size), tensor.shape[1:].numel()
     starts = [min(rank * chunk, rows) * width for rank in range(size + 1)]
@@ -99,14 +102,14 @@ class ModuleSource:
         self._state = self.module.state_dict(keep_vars=True)
 
     @property
-    def hf_model(self) -> Optional[nn.Module]:
+    def hf_model(self) -> nn.Module | None:
         """The Hugging Face model that this is, else None."""
         model = self.module.base_model if isinstance(self.module, PeftUnwrapMixin) else self.module
         modeling = sys.modules.get("transformers.modeling_utils")  # imported already where this is such a model
         return model if modeling is not None and isinstance(model, modeling.PreTrainedModel) else None
 
     def entries(self) -> list[TensorEntry]:
-        """Parameters, then persistent buffers, in the order of ``state_dict``; tied ones once, under their first name."""
+        """Parameters, then persistent buffers, in ``state_dict`` order; tied ones once, under their first name."""
         tensors: dict[int, tuple[Tensor, list[str]]] = {}
         for name, value in self._state.items():
             if isinstance(value, Tensor) and not _is_extra(name):
@@ -154,7 +157,7 @@ class TorchOptimizerSource:
     """The state of a plain torch optimizer, whose parameters are whole on every rank, or DTensors of FSDP2.
 
     Args:
-        optimizer: it, or a wrapper around it; a wrapper's ``scaler_state()`` is saved and goes to ``load_scaler_state``.
+        optimizer: it, or a wrapper, whose ``scaler_state()`` is saved and goes to ``load_scaler_state``.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -182,7 +185,7 @@ class TorchOptimizerSource:
             yield StateEntry(param_id, layout, group, local.shape, state)
 
     def load_groups(self, groups: list[dict]) -> None:
-        """Take over the options of saved groups; the group dictionaries stay the same objects, which schedulers may hold."""
+        """Take over the options of saved groups, in place: schedulers may hold the dictionaries."""
         check_groups(groups, [len(group["params"]) for group in self.optimizer.param_groups])
         for group, saved in zip(self.optimizer.param_groups, groups):
             group.update({key: value for key, value in saved.items() if key != "params"})
@@ -193,7 +196,7 @@ class TorchOptimizerSource:
         return self._targets
 
     def load_entry(self, param_id: int, state: dict[str, Any]) -> None:
-        """Take over one parameter's state, given whole. Tensors that fit are overwritten, so that no memory is needed."""
+        """Take over one parameter's state, given whole, in the memory of the present one where it fits."""
         param, group = self._targets[param_id]
         before = self.optimizer.state.get(param, {})
         self.optimizer.state[param] = {
@@ -218,12 +221,13 @@ class ShardedOptimizerSource:
     """The state of an optimizer that steps segments of the parameters: LowLevelZeroOptimizer and its like.
 
     Args:
-        optimizer: with ``checkpoint_entries()`` -> (id, layout, segment or None), ``original_groups()``, ``shard_group_of(id)``,
-            ``keeps_masters(id)``, ``update_master_params()``, and as ``optim`` the optimizer whose parameters the segments are.
+        optimizer: with ``checkpoint_entries()`` -> (id, layout, segment or None), ``original_groups()``,
+            ``shard_group_of(id)``, ``keeps_masters(id)`` and ``update_master_params()``; the segments are the
+            parameters of its ``unwrap()``.
     """
 
     def __init__(self, optimizer: OptimizerWrapper) -> None:
-        self.optimizer, self.inner = optimizer, optimizer.optim
+        self.optimizer, self.inner = optimizer, optimizer.unwrap()
 
     def groups(self) -> list[dict]:
         return self.optimizer.original_groups()
@@ -246,7 +250,9 @@ class ShardedOptimizerSource:
 
     def begin_load(self) -> None:
         """Masters are those of the weights, until the checkpoint has better ones."""
-        self._targets = {param_id: (layout, segment) for param_id, layout, segment in self.optimizer.checkpoint_entries()}
+        self._targets = {
+            param_id: (layout, segment) for param_id, layout, segment in self.optimizer.checkpoint_entries()
+        }
         self._group_of = {param: group for group in self.inner.param_groups for param in group["params"]}
         self._loaded: set[int] = set()
         self.optimizer.update_master_params()
@@ -294,7 +300,8 @@ def check_groups(groups: list[dict], sizes: list[int]) -> None:
     found = [len(group["params"]) for group in groups]
     if found != sizes:
         raise ConfigError(
-            f"the checkpoint has param groups of {found} parameters, the optimizer of {sizes}: build it with the same groups"
+            f"the checkpoint has param groups of {found} parameters, the optimizer of {sizes}: "
+            "build it with the same groups"
         )
 
 

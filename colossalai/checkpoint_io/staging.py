@@ -1,16 +1,17 @@
 """Nothing half-written is ever taken for a checkpoint.
 
 [Note: how a checkpoint becomes visible]
-A single file is written under a temporary name in its own directory, forced to the disk, and renamed: the old file is whole
-until the new one is. A directory of shards cannot be renamed as one, since other files live in it. So:
+A single file is written under a temporary name in its own directory, forced to the disk, and renamed: the old file is
+whole until the new one is. A directory of shards cannot be renamed as one, since other files live in it. So:
 
-    1. shards, configuration and index are written into a hidden directory inside the target directory, and forced to disk
+    1. shards, configuration and index are written into a hidden directory inside the target directory, and forced to
+       disk
     2. a journal that lists them is put beside the index: from here on the new checkpoint is complete, only not in place
-    3. the old index is removed, shards are renamed into place, old shards that no longer belong are removed, the new index
-       is renamed into place, the journal is removed
+    3. the old index is removed, shards are renamed into place, old shards that no longer belong are removed, the new
+       index is renamed into place, the journal is removed
 
-Killed in 1, the old checkpoint is untouched. Killed in 3, whoever comes next (a load or a save) finishes step 3 from the
-journal; a reader that knows nothing of journals finds no index rather than shards of two different steps.
+Killed in 1, the old checkpoint is untouched. Killed in 3, whoever comes next (a load or a save) finishes step 3 from
+the journal; a reader that knows nothing of journals finds no index rather than shards of two different steps.
 """
 
 import json
@@ -19,8 +20,8 @@ import secrets
 import shutil
 import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Iterable, Optional
 
 from colossalai.utils.errors import CheckpointError
 
@@ -65,6 +66,8 @@ def _is_dead(path: Path) -> bool:
     if host.endswith(socket.gethostname()) and number.isdigit():
         if int(number) == os.getpid():
             return True
+        if os.name == "nt":  # there, signal 0 ends a process
+            return _is_old(path)
         try:
             os.kill(int(number), 0)
         except ProcessLookupError:
@@ -72,6 +75,10 @@ def _is_dead(path: Path) -> bool:
         except OSError:
             return False
         return False
+    return _is_old(path)
+
+
+def _is_old(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_mtime > STALE_SECONDS
     except OSError:
@@ -134,7 +141,7 @@ class Staging:
         """Where to write the file that will be called ``name``; give the folder itself for the empty name."""
         return self._folder / name if name else self._folder
 
-    def publish(self, stale: Iterable[str] = (), renames: Optional[dict[str, str]] = None) -> None:
+    def publish(self, stale: Iterable[str] = (), renames: dict[str, str] | None = None) -> None:
         """Put everything in place.
 
         Args:
@@ -222,6 +229,7 @@ def recover(directory: Path) -> None:
                 _carry_out(directory, journal, entry)
             except OSError as error:
                 raise CheckpointError(
-                    f"the last save into {directory} was killed while its files were renamed, and finishing it failed: {error}"
+                    f"the last save into {directory} was killed while its files were renamed, and finishing it failed: "
+                    f"{error}"
                 ) from error
             break

@@ -1,7 +1,8 @@
 """The ranks that save and load together: who writes, whether all came, and one error for all."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Iterator, Optional
+from typing import Any
 
 from colossalai import comm
 from colossalai.comm.groups import timeout_seconds
@@ -52,7 +53,7 @@ class Team:
             hint=f"{call} is collective: every rank must call it, not only the first",
         )
 
-    def share(self, error: Optional[Exception]) -> None:
+    def share(self, error: Exception | None) -> None:
         """Raise the first rank's ``error`` on all ranks; the others pass None."""
         if self.size > 1:
             told = comm.broadcast_object(None if error is None else _describe(error), src=0, group=self.group)
@@ -65,15 +66,16 @@ class Team:
         """The first rank's value, on all ranks."""
         return value if self.size == 1 else comm.broadcast_object(value, src=0, group=self.group)
 
-    def share_all(self, error: Optional[Exception]) -> None:
+    def share_all(self, error: Exception | None) -> None:
         """Raise the error of the lowest rank that has one on all ranks."""
         if self.size == 1:
-            told = [None if error is None else _describe(error)]
-        else:
-            told = comm.all_gather_object(None if error is None else _describe(error), group=self.group)
-        for rank, entry in enumerate(told):
-            if entry is not None:
-                raise _rebuild(entry, f"rank {rank}: " if len(told) > 1 else "") from error
+            self.share(error)
+            return
+        for rank, told in enumerate(
+            comm.all_gather_object(None if error is None else _describe(error), group=self.group)
+        ):
+            if told is not None:
+                raise _rebuild(told, f"rank {rank}: ") from error
 
     def warn(self, message: str) -> None:
         if self.writes:

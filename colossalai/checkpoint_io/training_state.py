@@ -1,11 +1,12 @@
 """What a resumed run needs beside model, optimizer and scheduler: random numbers, the place in the data, and counters.
 
-Sources of the random states: ``torch`` (CPU), the current device's default generator, Python's ``random``, numpy's global one.
+Sources of the random states: ``torch`` (CPU), the current device's default generator, Python's ``random``, numpy's
+global one.
 """
 
 import random
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ def set_random_state(state: dict[str, Any]) -> None:
         accelerator.set_rng_state(state["device"], accelerator.get_current_device())
 
 
-def save_training_state(team: Team, path: Path, dataloader: Any = None, extra: Optional[dict] = None) -> None:
+def save_training_state(team: Team, path: Path, dataloader: Any = None, extra: dict | None = None) -> None:
     """Write the random states of every rank, the data position and ``extra`` to one file. Collective.
 
     Args:
@@ -74,8 +75,8 @@ def save_training_state(team: Team, path: Path, dataloader: Any = None, extra: O
 def load_training_state(team: Team, path: Path, dataloader: Any = None) -> dict[str, Any]:
     """Set random states and data position to the saved ones; returns ``extra``. Collective.
 
-    With more ranks than were saved, the new ones take the first rank's random states; with any other number of ranks the data
-    position is the first rank's, which a loader that counts samples of the whole world turns into its own.
+    With more ranks than were saved, the new ones take the first rank's random states; with any other number of ranks
+    the data position is the first rank's, which a loader that counts samples of the whole world turns into its own.
     """
     _check_loader(dataloader)
     error, content = None, None
@@ -98,12 +99,15 @@ def load_training_state(team: Team, path: Path, dataloader: Any = None) -> dict[
         error = caught
     team.share_all(error)
     if not same_size:
-        team.warn(f"{path} was saved by {content['world_size']} ranks and is loaded by {team.size}: random numbers differ")
+        team.warn(
+            f"{path} was saved by {content['world_size']} ranks and is loaded by {team.size}: random numbers differ"
+        )
     return content["extra"]
 
 
 def _check_loader(dataloader: Any) -> None:
     if dataloader is not None and not (hasattr(dataloader, "state_dict") and hasattr(dataloader, "load_state_dict")):
         raise ConfigError(
-            f"dataloader={type(dataloader).__name__} cannot say where it is: build it with plugin.prepare_dataloader, or pass None"
+            f"dataloader={type(dataloader).__name__} cannot say where it is: build it with plugin.prepare_dataloader, "
+            "or pass None"
         )

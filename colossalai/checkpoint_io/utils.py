@@ -7,7 +7,7 @@ import importlib.util
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,12 @@ from torch.optim import Optimizer
 
 from colossalai import comm
 from colossalai.utils.errors import CheckpointError, ConfigError
-from colossalai.utils.safetensors import SafetensorsFile, TensorSpec, _flatten_optim_state_dict, _unflatten_optim_state_dict
+from colossalai.utils.safetensors import (
+    SafetensorsFile,
+    TensorSpec,
+    _flatten_optim_state_dict,
+    _unflatten_optim_state_dict,
+)
 
 from .file_names import (
     GROUP_FILE_NAME,
@@ -84,7 +89,7 @@ __all__ = [
     "sharded_optimizer_loading_epilogue",
 ]
 
-PathLike = Union[str, Path]
+PathLike = str | Path
 
 
 def is_safetensors_available() -> bool:
@@ -122,7 +127,10 @@ def save_state_dict(state_dict: dict, checkpoint_file_path: PathLike, use_safete
 
 def load_state_dict(checkpoint_file_path: PathLike) -> dict:
     """Read one file, safetensors by its suffix, to the CPU."""
-    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in open_table(checkpoint_file_path).items()}
+    return {
+        name: value.clone() if isinstance(value, Tensor) else value
+        for name, value in open_table(checkpoint_file_path).items()
+    }
 
 
 def load_shard_state_dict(checkpoint_file: PathLike, use_safetensors: bool = False) -> dict:
@@ -166,7 +174,7 @@ def save_state_dict_shards(
     use_safetensors: bool = False,
     use_pp_format: bool = False,
 ) -> float:
-    """Write shards that come as (state dict, MiB) and note their tensors in the index; returns the total size in MiB."""
+    """Write shards that come as (state dict, MiB) and note their tensors in the index; returns the total MiB."""
     total, files = 0.0, []
     for number, (shard, size) in enumerate(sharded_state_dict):
         if not is_master:
@@ -195,7 +203,9 @@ def clean_folder(
     if not is_master:
         return
     # Under a pipeline the base name carries the stage already: the shards of all stages are compared.
-    base = weights_name.partition("-stage-")[0] + "." + weights_name.rpartition(".")[2] if use_pp_format else weights_name
+    base = (
+        weights_name.partition("-stage-")[0] + "." + weights_name.rpartition(".")[2] if use_pp_format else weights_name
+    )
     pattern = shard_pattern(base, use_pp_format)
     for path in Path(checkpoint_path).iterdir():
         if pattern.fullmatch(path.name) and path.name not in shard_filenames:
@@ -271,14 +281,16 @@ def load_states_into_optimizer(
 
 def sharded_optimizer_loading_epilogue(optimizer: Optimizer) -> None:
     """After the last shard: what torch's own ``load_state_dict`` does at its end."""
-    optimizer._hook_for_profile()
+    patch = getattr(optimizer, "_patch_step_function", None)  # torch's own, private name
+    if patch is not None:
+        patch()
     optimizer.__setstate__({"state": optimizer.state, "param_groups": optimizer.param_groups})
 
 
 # -- tensors -----------------------------------------------------------------------------------------------------------
 
 
-def search_tp_partition_dim(current_shape: torch.Size, original_shape: torch.Size, tp_size: int) -> Optional[int]:
+def search_tp_partition_dim(current_shape: torch.Size, original_shape: torch.Size, tp_size: int) -> int | None:
     """The dim that was cut into ``tp_size`` equal parts, None where the shapes are equal.
 
     Raises:
@@ -287,12 +299,14 @@ def search_tp_partition_dim(current_shape: torch.Size, original_shape: torch.Siz
     for dim, (current, original) in enumerate(zip(current_shape, original_shape)):
         if original > current:
             if current * tp_size != original:
-                raise ConfigError(f"dim {dim} of {tuple(original_shape)} is not cut evenly into {tp_size} parts of {current}")
+                raise ConfigError(
+                    f"dim {dim} of {tuple(original_shape)} is not cut evenly into {tp_size} parts of {current}"
+                )
             return dim
     return None
 
 
-def search_padding_dim(global_shape: torch.Size, original_shape: torch.Size) -> Optional[int]:
+def search_padding_dim(global_shape: torch.Size, original_shape: torch.Size) -> int | None:
     """The dim that was padded from ``original_shape`` to ``global_shape``, None where they are equal."""
     for dim, (padded, original) in enumerate(zip(global_shape, original_shape)):
         if padded > original:
@@ -307,8 +321,8 @@ def gather_distributed_param(param: Tensor, keep_vars: bool = False) -> Tensor:
 
 
 def gather_state_dict_fast(
-    state_dict: dict[str, Tensor], group: Any, device: Optional[torch.device] = None, dst: int = 0
-) -> Optional[dict[str, Tensor]]:
+    state_dict: dict[str, Tensor], group: Any, device: torch.device | None = None, dst: int = 0
+) -> dict[str, Tensor] | None:
     """The union of the ranks' state dicts on rank ``dst`` of the group, None elsewhere. Collective."""
     named = {name: value.detach().cpu() for name, value in state_dict.items()}
     parts = comm.gather_object(named, dst=dst, group=group)
@@ -318,9 +332,7 @@ def gather_state_dict_fast(
     return {name: value if device is None else value.to(device) for name, value in merged.items()}
 
 
-def create_pinned_state_dict(
-    state_dict: dict[str, Any], empty: bool = True, num_threads: int = 1
-) -> dict[str, Any]:
+def create_pinned_state_dict(state_dict: dict[str, Any], empty: bool = True, num_threads: int = 1) -> dict[str, Any]:
     """Host tensors like those of ``state_dict``, which may be nested; pinned where there is a CUDA device.
 
     Args:

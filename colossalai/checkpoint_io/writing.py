@@ -1,12 +1,12 @@
 """Writing the files of one checkpoint on the first rank, while all ranks deliver."""
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional, Union
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,8 +27,8 @@ from .team import Team
 _REPORT_BYTES = 1024 * MIB
 
 
-def whole(local: Optional[Tensor], layout: Layout, group: Any, team: Team) -> tuple[Optional[Tensor], bool]:
-    """(the whole tensor on the CPU, whether it is a copy) on the writing rank; elsewhere (None or rubbish, True). Collective.
+def whole(local: Tensor | None, layout: Layout, group: Any, team: Team) -> tuple[Tensor | None, bool]:
+    """(the whole tensor on the CPU, whether it is a copy) on the writing rank, elsewhere of no use. Collective.
 
     Args:
         local: this rank's elements, flat or in shape, of equal dtype and device type on all ranks.
@@ -58,7 +58,7 @@ def plain(value: Any) -> Any:
 
 
 def save_torch(value: Any, path: Path) -> None:
-    """``torch.save`` of tensors and plain values, read back at once to be sure that it can be loaded without running code.
+    """``torch.save``, and read back at once to be sure that the file can be loaded without running code.
 
     Raises:
         CheckpointError: where it cannot.
@@ -72,7 +72,7 @@ class FilePlan:
     """One file of a checkpoint: its keys are known before its tensors come."""
 
     name: str
-    specs: dict[Any, Optional[TensorSpec]] = field(default_factory=dict)
+    specs: dict[Any, TensorSpec | None] = field(default_factory=dict)
     """Key -> shape and dtype, None for what is no tensor. Keys (id, name) make nested dicts in a torch file."""
     metadata: dict[str, str] = field(default_factory=dict)
     wrap: Callable[[dict], Any] = dict
@@ -112,7 +112,10 @@ def _compact(tensor: Tensor) -> Tensor:
     storage = tensor.untyped_storage()
     if storage.nbytes() == nbytes:
         return tensor
-    if nbytes == 0 or torch.empty_strided(tensor.shape, tensor.stride(), device="meta").untyped_storage().nbytes() != nbytes:
+    if (
+        nbytes == 0
+        or torch.empty_strided(tensor.shape, tensor.stride(), device="meta").untyped_storage().nbytes() != nbytes
+    ):
         return tensor.clone()  # it has holes
     start = tensor.storage_offset() * tensor.element_size()
     part = storage[start : start + nbytes]  # the same memory
@@ -125,7 +128,7 @@ def release_freed_memory() -> None:
         _malloc_trim(0)
 
 
-def _find_malloc_trim() -> Optional[Callable[[int], int]]:
+def _find_malloc_trim() -> Callable[[int], int] | None:
     try:
         return ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):
@@ -136,9 +139,9 @@ _malloc_trim = _find_malloc_trim()
 
 
 class Writer:
-    """Puts tensors into files as they come. The first error ends it: what follows is ignored, and nothing is published."""
+    """Puts tensors into files as they come. After an error all else is ignored, and nothing is published."""
 
-    def __init__(self, target: Union[SingleFile, Staging], plans: list[FilePlan]) -> None:
+    def __init__(self, target: SingleFile | Staging, plans: list[FilePlan]) -> None:
         self.target, self.error = target, None
         self._plans = {plan.name: plan for plan in plans}
         self._left = {plan.name: len(plan.specs) for plan in plans}
@@ -185,7 +188,7 @@ class Writer:
         self._open.clear()
         self.target.discard()
 
-    def _create(self, file: str) -> Union[TorchFile, SafetensorsFile]:
+    def _create(self, file: str) -> TorchFile | SafetensorsFile:
         if self.error is not None:
             raise self.error
         plan, path = self._plans[file], self.target.path(file)
@@ -208,15 +211,15 @@ class Background:
     """A thread that writes while training goes on; one save at a time, whose error waits for the next call."""
 
     def __init__(self) -> None:
-        self._pool: Optional[ThreadPoolExecutor] = None
-        self._last: Optional[Future] = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._last: Future | None = None
 
     def submit(self, function: Callable, *arguments: Any) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="colossalai-checkpoint")
         self._last = self._pool.submit(function, *arguments)
 
-    def wait(self) -> Optional[Exception]:
+    def wait(self) -> Exception | None:
         """Wait until all is on the disk; the error of the last save, once."""
         last, self._last = self._last, None
         return None if last is None else last.exception()
@@ -232,7 +235,7 @@ class SaveJob:
     """
 
     def __init__(
-        self, team: Team, writer: Optional[Writer], every_mib: float, background: Optional[Background] = None
+        self, team: Team, writer: Writer | None, every_mib: float, background: Background | None = None
     ) -> None:
         self._team, self._writer, self._background = team, writer, background
         self._every, self._bytes = max(1.0, min(every_mib * MIB, _REPORT_BYTES)), 0
@@ -280,7 +283,7 @@ class SaveJob:
     def __enter__(self) -> "SaveJob":
         return self
 
-    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None and self._writer is not None and self._writer.error is None:
             self._writer.error = CheckpointError(f"the save was broken off: {error}")
             self._writer.abort()

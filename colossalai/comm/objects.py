@@ -14,7 +14,7 @@ from colossalai.comm import transport
 from colossalai.comm.collectives import check_rank
 from colossalai.comm.groups import backend_name, is_fake, rank, world_size
 from colossalai.comm.ledger import note
-from colossalai.comm.p2p import _batch
+from colossalai.comm.p2p import start_batch
 
 __all__ = ["all_gather_object", "broadcast_object", "gather_object"]
 
@@ -49,10 +49,10 @@ def gather_object(obj: Any, dst: int = 0, group: dist.ProcessGroup | None = None
     if is_fake(group):
         return [obj] * size if me == dst else None
     if me != dst:
-        _batch([(data, dst)], [], group).wait()
+        start_batch([(data, dst)], [], group).wait()
         return None
     parts = [data if src == me else data.new_empty(length) for src, length in enumerate(sizes)]
-    _batch([], [(part, src) for src, part in enumerate(parts) if src != me], group).wait()
+    start_batch([], [(part, src) for src, part in enumerate(parts) if src != me], group).wait()
     return [_unpack(part) for part in parts]
 
 

@@ -51,7 +51,7 @@ def send_recv(
         note("send", group, tensor.numel(), tensor.element_size(), float(tensor.numel()))
     for tensor, _ in recvs:
         note("recv", group, tensor.numel(), tensor.element_size(), 0.0)
-    return start(_batch(sends, recvs, group), async_op)
+    return start(start_batch(sends, recvs, group), async_op)
 
 
 def gather_pieces(
@@ -71,12 +71,12 @@ def gather_pieces(
     total = sum(sizes)
     note("gather_pieces", group, total, piece.element_size(), float(0 if me == dst else piece.numel()))
     if me != dst:
-        _batch([(piece, dst)], [], group).wait()
+        start_batch([(piece, dst)], [], group).wait()
         return None
     whole = piece.detach().new_empty(total)
     views = whole.split(list(sizes))
     views[dst].copy_(piece.detach())
-    _batch([], [(view, src) for src, view in enumerate(views) if src != dst], group).wait()
+    start_batch([], [(view, src) for src, view in enumerate(views) if src != dst], group).wait()
     return whole
 
 
@@ -104,15 +104,15 @@ def scatter_pieces(
     if size > 1:
         note("scatter_pieces", group, total, out.element_size(), float(total - out.numel() if me == src else 0))
     if me != src:
-        _batch([], [(out, src)], group).wait()
+        start_batch([], [(out, src)], group).wait()
         return out
     views = whole.detach().split(list(sizes))
     out.detach().copy_(views[src])
-    _batch([(view, dst) for dst, view in enumerate(views) if dst != src], [], group).wait()
+    start_batch([(view, dst) for dst, view in enumerate(views) if dst != src], [], group).wait()
     return out
 
 
-def _batch(sends: Sequence[Message], recvs: Sequence[Message], group: dist.ProcessGroup | None) -> Work:
+def start_batch(sends: Sequence[Message], recvs: Sequence[Message], group: dist.ProcessGroup | None) -> Work:
     operations: list[dist.P2POp] = []
     copies: list[tuple[torch.Tensor, torch.Tensor]] = []
 

@@ -51,13 +51,15 @@ def assert_equal_in_group(tensor: Tensor, process_group=None) -> None:
     differs = torch.tensor([0 if same else 1], dtype=torch.int32, device=tensor.device)
     comm.all_reduce(differs, process_group, op="max")
     if differs.item():
-        what = "as on rank 0" if same else f"not as on rank 0, in {int((first != tensor).sum())} of {tensor.numel()} elements"
+        what = (
+            "as on rank 0"
+            if same
+            else f"not as on rank 0, in {int((first != tensor).sum())} of {tensor.numel()} elements"
+        )
         raise AssertionError(f"tensor is not equal over the group; on rank {comm.rank(process_group)} it is {what}")
 
 
-def check_state_dict_equal(
-    d1: Mapping, d2: Mapping, ignore_device: bool = True, ignore_dtype: bool = False
-) -> None:
+def check_state_dict_equal(d1: Mapping, d2: Mapping, ignore_device: bool = True, ignore_dtype: bool = False) -> None:
     """Two state dicts, however nested, have the same keys, lengths and values.
 
     Args:
@@ -78,7 +80,7 @@ def _check_equal(a: Any, b: Any, where: str, ignore_device: bool, ignore_dtype: 
     elif _is_sequence(a) and _is_sequence(b):
         if len(a) != len(b):
             raise AssertionError(f"{name}: {len(a)} entries and {len(b)}")
-        for i, (x, y) in enumerate(zip(a, b)):
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
             _check_equal(x, y, f"{where}[{i}]", ignore_device, ignore_dtype)
     elif isinstance(a, Tensor) != isinstance(b, Tensor) or a != b:
         raise AssertionError(f"{name}: {a!r} and {b!r}")

@@ -6,7 +6,7 @@ _OFF = ("", "0", "false", "no", "off")
 
 
 def run_on_environment_flag(name: str):
-    """A pytest marker: skip the test unless the environment variable ``name`` is set to something else than 0, false, no or off.
+    """A pytest marker: skip the test unless the environment variable ``name`` is set, and not to 0, false, no or off.
 
     The variable is read when the test module is imported. ConfigError for an empty name.
     """

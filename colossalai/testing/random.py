@@ -10,7 +10,8 @@ def seed_all(seed: int, cuda_deterministic: bool = False) -> None:
     """Seed Python, numpy and torch on all devices with ``seed``.
 
     Args:
-        cuda_deterministic: make cuDNN choose deterministic algorithms, which are slower; otherwise it may search for fast ones.
+        cuda_deterministic: make cuDNN choose deterministic algorithms, which are slower; otherwise it may search for
+        fast ones.
     """
     random.seed(seed)
     np.random.seed(seed)

@@ -1,10 +1,10 @@
 """The reference: the same model, data and hyper-parameters in one process of plain torch.
 
 [Note: REF and REF16]
-REF takes the whole batch of each step, or of each micro-batch, through plain torch. REF16 does what a 16-bit plugin promises:
-16-bit weights that are cast anew from fp32 masters at each step, gradients summed in fp32 over micro-batches and over the parts
-that the ranks would have had, one loss scale. Both record losses, norms, gradients and the final parameters; comparing every
-tensor is the point, since a loss can be right while a gradient is wrong by half.
+REF takes the whole batch of each step, or of each micro-batch, through plain torch. REF16 does what a 16-bit plugin
+promises: 16-bit weights that are cast anew from fp32 masters at each step, gradients summed in fp32 over micro-batches
+and over the parts that the ranks would have had, one loss scale. Both record losses, norms, gradients and the final
+parameters; comparing every tensor is the point, since a loss can be right while a gradient is wrong by half.
 """
 
 import copy
@@ -139,7 +139,7 @@ TINY_MODELS: dict[str, TinyModel] = {
         _language_model("MIX", _mixtral),
     )
 }
-"""By name: a multi-layer perceptron, a Llama untied and tied, a GPT-2 (tied), a Mixtral. All but the first need transformers."""
+"""By name: a multi-layer perceptron, then of transformers a Llama untied and tied, a GPT-2 (tied) and a Mixtral."""
 
 
 @dataclass
@@ -245,12 +245,12 @@ def _cast(inputs: Any, dtype: torch.dtype) -> Any:
 
 def _copy_weights(source: nn.Module, target: nn.Module) -> None:
     with torch.no_grad():
-        for one, other in zip(source.parameters(), target.parameters()):
+        for one, other in zip(source.parameters(), target.parameters(), strict=True):
             other.copy_(one)
 
 
 def _move_grads(work: nn.Module, masters: nn.Module, factor: float) -> None:
-    for one, other in zip(work.parameters(), masters.parameters()):
+    for one, other in zip(work.parameters(), masters.parameters(), strict=True):
         if one.grad is not None:
             wide = one.grad.float() * factor
             other.grad = wide if other.grad is None else other.grad + wide
@@ -269,8 +269,8 @@ def _copies(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 def tensor_errors(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, float]:
     """The error of each tensor: ``max|found - wanted| / max(max|wanted|, 1e-3 * the largest |wanted| of all)``.
 
-    The floor is for tensors whose true value is zero, such as the gradient of a key's bias. A tensor with NaN or infinity on one
-    side only, of another shape, or missing on one side has the error infinity.
+    The floor is for tensors whose true value is zero, such as the gradient of a key's bias. A tensor with NaN or
+    infinity on one side only, of another shape, or missing on one side has the error infinity.
     """
     exact = {name: tensor.detach().double() for name, tensor in wanted.items()}
     largest = max((_size(tensor) for tensor in exact.values()), default=0.0)

@@ -17,8 +17,8 @@ from ..utils.limits import group_timeout
 def parameterize(argument: str, values: Iterable[Any]) -> Callable:
     """Decorator: call the function once for every value of ``values``, passed as keyword ``argument``.
 
-    It can be stacked and, unlike pytest's, also works inside a spawned process. The decorated function returns None. An error
-    names the value it came with.
+    It can be stacked and, unlike pytest's, also works inside a spawned process. The decorated function returns None. An
+    error names the value it came with.
     """
     values = list(values)
 
@@ -86,8 +86,8 @@ def free_port() -> int:
 def spawn(func: Callable, nprocs: int = 1, **kwargs: Any) -> None:
     """Run ``func(rank, world_size, port, **kwargs)`` in ``nprocs`` new processes and wait for them.
 
-    ``func`` must be importable (no lambda, no inner function); ``port`` is a free one. All processes end when one fails. The wait
-    is bounded by COLOSSALAI_TIMEOUT seconds, 10 minutes unless set.
+    ``func`` must be importable (no lambda, no inner function); ``port`` is a free one. All processes end when one
+    fails. The wait is bounded by COLOSSALAI_TIMEOUT seconds, 10 minutes unless set.
 
     Raises ``torch.multiprocessing.ProcessRaisedException`` with the traceback of the process that raised first,
     ``ProcessExitedException`` with the exit code of one that died, and DisagreementError where the time was over.
@@ -152,7 +152,7 @@ def clear_cache_before_run() -> Callable:
 
 
 def skip_if_not_enough_gpus(min_gpus: int) -> Callable:
-    """Decorator: skip the test (``unittest.SkipTest``, which pytest knows) on machines with fewer than ``min_gpus`` CUDA devices."""
+    """Decorator: skip the test (``unittest.SkipTest``, which pytest knows) where there are fewer CUDA devices."""
 
     def decorate(func: Callable) -> Callable:
         @functools.wraps(func)

@@ -1,11 +1,11 @@
 """Writing safetensors files tensor by tensor, and optimizer states as one flat safetensors file.
 
-A safetensors file is eight bytes of header length, a JSON header that gives each tensor's dtype, shape and byte range, and
-then the bytes. Where dtypes and shapes are known in advance the header can be written first and each tensor as it comes, so
-that writing needs the memory of one tensor, whatever the size of the file.
+A safetensors file is eight bytes of header length, a JSON header that gives each tensor's dtype, shape and byte
+range, and then the bytes. Where dtypes and shapes are known in advance the header can be written first and each
+tensor as it comes, so that writing needs the memory of one tensor, whatever the size of the file.
 
-The flat form of an optimizer's state has the keys ``state.<param id>.<name>``. Values that are no tensors are pickled into
-uint8 tensors, and the header lists them; reading them back accepts plain values only and never runs code.
+The flat form of an optimizer's state has the keys ``state.<param id>.<name>``. Values that are no tensors are pickled
+into uint8 tensors, and the header lists them; reading them back accepts plain values only and never runs code.
 """
 
 import io
@@ -13,10 +13,11 @@ import json
 import os
 import pickle
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Iterable, Mapping, Optional, Union
+from typing import Any, Union
 
 import torch
 from torch import Tensor
@@ -69,7 +70,7 @@ class TensorSpec:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def make_header(specs: Mapping[str, TensorSpec], metadata: Optional[Mapping[str, str]] = None) -> tuple[bytes, dict]:
+def make_header(specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> tuple[bytes, dict]:
     """(the header with its length in front, {name: offset in the file}).
 
     Tensors lie by falling item size, so that each is aligned to its own; the header is padded to a multiple of eight.
@@ -110,7 +111,7 @@ class SafetensorsFile:
     """
 
     def __init__(
-        self, path: PathLike, specs: Mapping[str, TensorSpec], metadata: Optional[Mapping[str, str]] = None
+        self, path: PathLike, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None
     ) -> None:
         self.path = Path(path)
         self._specs = dict(specs)
@@ -181,8 +182,8 @@ def decode_value(encoded: Tensor) -> Any:
         raise CheckpointError(f"a stored value cannot be read: {error}") from error
 
 
-def _flatten_optim_state_dict(state_dict: dict, seperator: str = ".") -> tuple[dict[str, Tensor], Optional[dict]]:
-    """({flat key: tensor}, {"non_tensor_keys": keys} or None) of ``{"state": ..., "param_groups": ...}`` or of the states alone."""
+def _flatten_optim_state_dict(state_dict: dict, seperator: str = ".") -> tuple[dict[str, Tensor], dict | None]:
+    """({flat key: tensor}, {"non_tensor_keys": keys} or None) of a state dict, or of its ``"state"`` alone."""
     flat, non_tensor = {}, []
     for param_id, state in state_dict.get("state", state_dict).items():
         for name, value in state.items():
@@ -198,7 +199,7 @@ def _flatten_optim_state_dict(state_dict: dict, seperator: str = ".") -> tuple[d
     return flat, {NON_TENSOR_KEYS: non_tensor} if non_tensor else None
 
 
-def _unflatten_optim_state_dict(flat_dict: dict, metadata: Optional[dict] = None, seperator: str = ".") -> dict:
+def _unflatten_optim_state_dict(flat_dict: dict, metadata: dict | None = None, seperator: str = ".") -> dict:
     """The inverse of :func:`_flatten_optim_state_dict`: the states alone where there are no groups."""
     listed = (metadata or {}).get(NON_TENSOR_KEYS, [])
     non_tensor = set(json.loads(listed) if isinstance(listed, str) else listed)
@@ -216,7 +217,7 @@ def _unflatten_optim_state_dict(flat_dict: dict, metadata: Optional[dict] = None
 
 # -- upstream's writers ------------------------------------------------------------------------------------------------
 
-_pool: Optional[ThreadPoolExecutor] = None
+_pool: ThreadPoolExecutor | None = None
 
 
 class BackgroundFile:
@@ -233,7 +234,7 @@ class BackgroundFile:
         self._future.result()
 
 
-def _write_file(path: PathLike, tensors: Mapping[str, Tensor], metadata: Optional[Mapping[str, str]]) -> None:
+def _write_file(path: PathLike, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> None:
     path = Path(path)
     part = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     file = SafetensorsFile(part, {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}, metadata)
@@ -248,11 +249,11 @@ def _write_file(path: PathLike, tensors: Mapping[str, Tensor], metadata: Optiona
         raise
 
 
-def _strings(metadata: Optional[Mapping[str, Any]]) -> dict[str, str]:
+def _strings(metadata: Mapping[str, Any] | None) -> dict[str, str]:
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in (metadata or {}).items()}
 
 
-def save(path: PathLike, state_dict: Mapping[str, Tensor], metadata: Optional[dict] = None) -> BackgroundFile:
+def save(path: PathLike, state_dict: Mapping[str, Tensor], metadata: dict | None = None) -> BackgroundFile:
     """Write CPU tensors in a thread; they must not change before ``synchronize`` of what is returned."""
     global _pool
     _pool = _pool or ThreadPoolExecutor(1, thread_name_prefix="colossalai-safetensors")
@@ -268,8 +269,8 @@ def save_nested(path: PathLike, state_dict: dict) -> BackgroundFile:
 def move_and_save(
     path: PathLike,
     state_dict: dict[str, Tensor],
-    state_dict_pinned: Optional[dict[str, Tensor]] = None,
-    metadata: Optional[dict] = None,
+    state_dict_pinned: dict[str, Tensor] | None = None,
+    metadata: dict | None = None,
 ) -> BackgroundFile:
     """Copy the tensors, into ``state_dict_pinned`` where given, and write the copies in a thread."""
     copies = {}

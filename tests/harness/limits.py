@@ -1,7 +1,7 @@
 """A time limit for every test, without an extra package.
 
-At the limit the test fails where it stands, by an exception in the main thread. A test that sits in native code does not notice;
-some time later every stack is printed and the whole run ends, so that nothing hangs for ever.
+At the limit the test fails where it stands, by an exception in the main thread. A test that sits in native code does
+not notice; some time later every stack is printed and the whole run ends, so that nothing hangs for ever.
 """
 
 import faulthandler

@@ -8,7 +8,8 @@ from functools import wraps
 import torch
 import torch.distributed as dist
 
-# For each function, which argument (by position, by name) says how much is moved, and how many times it goes over the wire.
+# For each function, which argument (by position, by name) says how much is moved, and how many times it goes over the
+# wire.
 WATCHED = {
     "all_reduce": ((0, "tensor"), 2),
     "broadcast": ((0, "tensor"), 1),

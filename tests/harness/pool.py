@@ -1,9 +1,9 @@
 """Persistent worker processes for multi-process tests.
 
-Starting a process and importing torch costs seconds, a parity case milliseconds. A pool therefore keeps the ranks of one world
-size alive over many tests: forked from a server that has everything imported, joined once in a gloo group. After a case that
-raised, died or ran out of time the pool's processes are killed and new ones started for the next case, since a group whose ranks
-left a collective at different places is no longer usable.
+Starting a process and importing torch costs seconds, a parity case milliseconds. A pool therefore keeps the ranks of
+one world size alive over many tests: forked from a server that has everything imported, joined once in a gloo group.
+After a case that raised, died or ran out of time the pool's processes are killed and new ones started for the next
+case, since a group whose ranks left a collective at different places is no longer usable.
 """
 
 import atexit
@@ -92,7 +92,7 @@ class WorkerPool:
         while len(results) < len(names):
             first = len(results)
             self._ensure_started()
-            rest = [(name, cases[name]) for name in names[first:]]
+            rest = [cases[name] for name in names[first:]]
             message = pickle.dumps((where, first, rest, sys.path))
             for conn in self._conns:
                 conn.send_bytes(message)
@@ -131,7 +131,7 @@ class WorkerPool:
         left = deadline - time.monotonic()
         if not open_ranks or left <= 0:
             return []
-        things = {self._conns[rank]: rank for rank in open_ranks} | {self._ranks[rank].sentinel: rank for rank in open_ranks}
+        things = {thing: rank for rank in open_ranks for thing in (self._conns[rank], self._ranks[rank].sentinel)}
         return sorted({things[thing] for thing in wait(list(things), timeout=left)})
 
     def _receive(self, rank: int, got: list[list], errors: dict, dead: dict) -> None:
@@ -199,7 +199,8 @@ class WorkerPool:
             log = Path(self._folder) / f"rank{rank}.log"
             args = (there, rank, self.world_size, self._store.port, str(log))
             # Not a daemon: those may not start processes of their own, and a DataLoader's workers are such.
-            process = context.Process(target=worker_main, args=args, name=f"rank{rank}of{self.world_size}", daemon=False)
+            name = f"rank{rank}of{self.world_size}"
+            process = context.Process(target=worker_main, args=args, name=name, daemon=False)
             _start(process)
             there.close()
             self._ranks.append(process)

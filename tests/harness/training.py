@@ -1,7 +1,7 @@
 """Training runs of the plugins, as workers do them, and the reference runs they are compared with.
 
-A :class:`Case` says everything about a run in plain values, so that it can be sent to workers and used as a key: the reference of
-equal cases is computed once.
+A :class:`Case` says everything about a run in plain values, so that it can be sent to workers and used as a key: the
+reference of equal cases is computed once.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ ADAM_EPS = 1e-3  # at the default, plain torch on two halves already differs fro
 
 @dataclass(frozen=True)
 class Case:
-    """One training run; ``how`` is "plain" (repeated backward) or "no_sync" (all but the last micro-batch inside it)."""
+    """One training run; ``how`` is "plain" (repeated backward) or "no_sync" (all but the last backward inside it)."""
 
     plugin: str = "zero1"
     model: str = "MLP"
@@ -33,7 +33,7 @@ class Case:
     steps: int = STEPS
     rows: int = 0
     read_grads: tuple[int, ...] = ()
-    """Steps after whose backward every gradient is read; reading is collective and so changes when things are reduced."""
+    """Steps after whose backward every gradient is read; that is collective, so it changes when things are reduced."""
     plugin_args: tuple[tuple[str, object], ...] = ()
 
     @property
@@ -113,12 +113,14 @@ class Recipe:
     loss: Callable[[torch.nn.Module, dict], torch.Tensor]
 
     def reference(self, max_norm: float = 0.0, parts: int = 1) -> Run:
-        """REF of this recipe; with ``parts`` the mean of the losses of the ranks' parts, where these differ in what they use."""
+        """REF of this recipe; with ``parts`` the mean of the losses of that many ranks' parts."""
 
         def mean_of_parts(model: torch.nn.Module, batch: dict) -> torch.Tensor:
             return sum(self.loss(model, TinyModel.part(batch, index, parts)) for index in range(parts)) / parts
 
-        return reference_run(self.build(), self.optimizer, self.windows(), self.loss if parts == 1 else mean_of_parts, max_norm)
+        return reference_run(
+            self.build(), self.optimizer, self.windows(), self.loss if parts == 1 else mean_of_parts, max_norm
+        )
 
 
 def mlp_windows(steps: int = STEPS, micro: int = 1, rows: int | None = None) -> list[list[dict]]:
@@ -140,8 +142,8 @@ def fit(
 ) -> dict:
     """One rank's training of ``recipe`` under ``plugin``: losses, norms, gradients that were read, parameters, digests.
 
-    ``max_norm`` clips by ``clip_grad_by_norm``, where the user does it (DDP, FSDP); ZeRO's is an argument of its plugin.
-    With ``same_data`` every rank takes the whole batch: mean gradients are then bitwise those of one process.
+    ``max_norm`` clips by ``clip_grad_by_norm``, where the user does it (DDP, FSDP); ZeRO's is an argument of its
+    plugin. With ``same_data`` every rank takes the whole batch: mean gradients are then bitwise those of one process.
     """
     from colossalai.booster import Booster
 
@@ -161,7 +163,12 @@ def fit(
         norms.append(optimizer.get_grad_norm() if hasattr(optimizer, "layouts") else norm)
         optimizer.zero_grad()
     params = whole_params(model)
-    result = {"losses": losses, "norms": norms, "digest": digest(params), "grad_digest": [digest(g) for g in grads.values()]}
+    result = {
+        "losses": losses,
+        "norms": norms,
+        "digest": digest(params),
+        "grad_digest": [digest(g) for g in grads.values()],
+    }
     return result | ({"params": params, "grads": grads} if rank == 0 else {})
 
 
@@ -195,7 +202,9 @@ def recipe_of(case: Case) -> Recipe:
 def batches_of(case: Case) -> list[list[dict]]:
     """For each step its micro-batches, whole."""
     tiny = TINY_MODELS[case.model]
-    return [[tiny.batch(step * case.micro + m, case.rows or None) for m in range(case.micro)] for step in range(case.steps)]
+    return [
+        [tiny.batch(step * case.micro + m, case.rows or None) for m in range(case.micro)] for step in range(case.steps)
+    ]
 
 
 @lru_cache(maxsize=256)
@@ -231,7 +240,7 @@ def check_equal_on_ranks(results: list[dict]) -> None:
 
 def mean_losses(results: list[dict]) -> list[float]:
     """The mean over the ranks for each step."""
-    return [sum(step) / len(step) for step in zip(*(result["losses"] for result in results))]
+    return [sum(step) / len(step) for step in zip(*(result["losses"] for result in results), strict=True)]
 
 
 def check_parity(results: list[dict], wanted: Run, tolerance: float = 1e-5) -> None:

@@ -33,7 +33,7 @@ def worker_main(conn, rank: int, world_size: int, port: int, log_path: str) -> N
         except (EOFError, OSError):
             os._exit(0)
         where, first, cases, path = pickle.loads(message)
-        for index, (name, kwargs) in enumerate(cases, start=first):
+        for index, kwargs in enumerate(cases, start=first):
             _reset(torch)
             try:
                 value = _load(where, path)(rank, world_size, **kwargs)

@@ -32,7 +32,7 @@ def test_c12_without_a_plugin_everything_passes_through():
         for one in (wrapped, plain_optimizer):
             one.step()
             one.zero_grad()
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
 
 
 def boost_parts(rank, world_size, plugin):
@@ -140,7 +140,8 @@ FP16 = {"precision": "fp16", "initial_scale": 2.0**10}
 @pytest.mark.parametrize(
     "plugin, args, tolerance",
     [(plugin, {}, 1e-5) for plugin in PLUGINS]
-    # fp16 against fp32: 11 bits a factor in three layers of products, and only to find a wrong factor such as the loss scale
+    # fp16 against fp32: 11 bits a factor in three layers of products, and only to find a wrong factor such as the loss
+    # scale
     + [("zero1", FP16, 4e-3), ("zero2", FP16, 4e-3), ("ddp", {"booster_args": {"mixed_precision": "fp16"}}, 4e-3)],
     ids=lambda value: value if isinstance(value, str) else "fp16" if value else "fp32",
 )
@@ -173,7 +174,9 @@ def refuse(rank, world_size):
         "enable_lora without config": lambda: booster.enable_lora(model),
         "enable_lora after boost": lambda: booster.enable_lora(boosted, lora_config=object()),
         "save of an unboosted model": lambda: booster.save_model(nn.Linear(2, 2), "/nowhere/model"),
-        "save of an unboosted optimizer": lambda: booster.save_optimizer(torch.optim.SGD(model.parameters()), "/nowhere/o"),
+        "save of an unboosted optimizer": lambda: booster.save_optimizer(
+            torch.optim.SGD(model.parameters()), "/nowhere/o"
+        ),
     }
     said = {}
     for name, call in calls.items():

@@ -34,18 +34,22 @@ def on_gpu(cases, folder):
 @pytest.mark.gpu
 @pytest.mark.parametrize("plugin", PLUGINS)
 def test_parity_on_one_gpu(plugin, tmp_path):
-    """Sums run in another order than on the CPU: 1e-4 (TF32, torch's default being off for matrices, would give 1e-3)."""
+    """Sums run in another order than on the CPU: 1e-4 (TF32, off by default for matrices, would give 1e-3)."""
     cases = [fp32_case(plugin, model) for model in MODELS]
-    for case, result in zip(cases, on_gpu(cases, tmp_path)):
+    for case, result in zip(cases, on_gpu(cases, tmp_path), strict=True):
         check_parity([result], reference(case), 1e-4)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("plugin", ["zero1", "zero2"])
 def test_options_on_one_gpu(plugin, tmp_path):
-    """bf16 with offloaded masters and an overlapped all-gather, within 8 ulps: GPU kernels round 16-bit sums elsewhere."""
-    cases = [bf16_case(plugin, "LLA-T"), bf16_case(plugin, "MLP", cpu_offload=True), bf16_case(plugin, "MLP", overlap_allgather=True)]
-    for case, result in zip(cases, on_gpu(cases, tmp_path)):
+    """bf16, offloaded masters, an overlapped all-gather, within 8 ulps: GPU kernels round 16-bit sums elsewhere."""
+    cases = [
+        bf16_case(plugin, "LLA-T"),
+        bf16_case(plugin, "MLP", cpu_offload=True),
+        bf16_case(plugin, "MLP", overlap_allgather=True),
+    ]
+    for case, result in zip(cases, on_gpu(cases, tmp_path), strict=True):
         wanted, ulp = reference_16bit(case, 1), torch.finfo(torch.bfloat16).eps
         check_close("gradients", result["grads"][0], wanted.grads[0], 8 * ulp)
         check_close("weights", result["params"], wanted.params, 8 * ulp)

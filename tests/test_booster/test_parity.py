@@ -1,6 +1,7 @@
 """Every data-parallel plugin trains what one process of plain torch trains.
 
-Losses, norms, gradients and parameters of 3 steps, in fp32 to 1e-5: models x optimizers x clipping x accumulation x world sizes.
+Losses, norms, gradients and parameters of 3 steps, in fp32 to 1e-5: models x optimizers x clipping x accumulation x
+world sizes.
 """
 
 from functools import lru_cache

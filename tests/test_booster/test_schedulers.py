@@ -1,4 +1,4 @@
-"""C75: learning rates are those of one process, whoever made the scheduler, and go on after a resume where they were."""
+"""C75: learning rates are those of one process, whoever made the scheduler, and a resume goes on where they were."""
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def test_c75_learning_rates_with_and_without_resume(plugin, kind, built, tmp_pat
 
 
 def other_frameworks_scheduler(rank, world_size, plugin):
-    """Hugging Face's scheduler, on the raw optimizer before boost, and a torch one on the wrapper under torch's checks."""
+    """Hugging Face's scheduler and one of torch's that is step-free, both on the wrapper, under torch's own checks."""
     import warnings
 
     from transformers import get_linear_schedule_with_warmup

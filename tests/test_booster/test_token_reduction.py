@@ -68,7 +68,7 @@ _results: dict = {}
 
 @pytest.mark.parametrize("name", CASES)
 def test_token_and_plain_mean(name):
-    """2 ranks, windows of 2 micro-batches. By default the gradient is that of the mean of the means the user returned."""
+    """2 ranks, windows of 2 micro-batches. By default the gradient is that of the mean of the user's means."""
     if not _results:
         _results.update(run_cases(2, train_tokens, CASES))
     results, case = _results[name], CASES[name]
@@ -126,7 +126,9 @@ def test_token_weights_under_a_loss_scale(stage):
 
 def autocast_tokens(rank, world_size, precision):
     plugin = make_plugin("ddp", loss_reduction="token")
-    return fit(rank, world_size, RECIPE, plugin, read_grads=(0,), booster_args={"mixed_precision": precision}).get("grads")
+    return fit(rank, world_size, RECIPE, plugin, read_grads=(0,), booster_args={"mixed_precision": precision}).get(
+        "grads"
+    )
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

@@ -6,7 +6,16 @@ from torch import nn
 
 from colossalai.testing import TINY_MODELS
 from tests.harness import run_workers
-from tests.harness.training import ADAM_EPS, Recipe, check_close, check_parity, fit, make_plugin, mean_losses, mlp_windows
+from tests.harness.training import (
+    ADAM_EPS,
+    Recipe,
+    check_close,
+    check_parity,
+    fit,
+    make_plugin,
+    mean_losses,
+    mlp_windows,
+)
 
 MLP = TINY_MODELS["MLP"]
 
@@ -128,7 +137,13 @@ def layers_of(rank, world_size):
     norm = wrapped.clip_grad_by_norm(0.1)
     clipped = torch.stack([p.grad.norm() for p in inner.parameters()]).norm().item()
     wrapped.step()
-    return model.unwrap() is inner, wrapped.unwrap() is optimizer, norm is None or norm > 0.2, clipped, wrapped.scaler is not None
+    return (
+        model.unwrap() is inner,
+        wrapped.unwrap() is optimizer,
+        norm is None or norm > 0.2,
+        clipped,
+        wrapped.scaler is not None,
+    )
 
 
 def test_wrappers_unwrap_fully():

@@ -1,4 +1,4 @@
-"""TorchFSDPPlugin: FSDP1's keyword names on FSDP2, several param groups, and what has no counterpart is refused by name."""
+"""TorchFSDPPlugin: FSDP1's keyword names on FSDP2, several param groups; what has no counterpart is refused by name."""
 
 import pytest
 import torch
@@ -18,7 +18,9 @@ def grouped(model):
 
 
 GROUPED = Recipe(MLP.build, grouped, mlp_windows, MLP.loss)
-LLAMA = Recipe(LLA.build, lambda m: torch.optim.SGD(m.parameters(), lr=0.1), lambda: [[LLA.batch(s)] for s in range(3)], LLA.loss)
+LLAMA = Recipe(
+    LLA.build, lambda m: torch.optim.SGD(m.parameters(), lr=0.1), lambda: [[LLA.batch(s)] for s in range(3)], LLA.loss
+)
 
 VARIANTS = {
     "defaults": {},
@@ -100,7 +102,7 @@ def mixed(rank, world_size):
 
 
 def test_mixed_precision_keeps_fp32_weights():
-    """bf16 compute, fp32 gradients: REF16 without rounding its masters, within 4 ulps of bf16 on the weights' updates."""
+    """bf16 compute, fp32 gradients: REF16 with unrounded masters, within 4 ulps of bf16 on the weights' updates."""
     from colossalai.testing import reference_run_16bit
 
     results = run_workers(2, mixed)
@@ -109,7 +111,9 @@ def test_mixed_precision_keeps_fp32_weights():
     )
     start = dict(LLA.build().named_parameters())
     moved = {name: p - start[name] for name, p in results[0]["params"].items()}
-    check_close("updates", moved, {n: p - start[n] for n, p in wanted.masters.items()}, 4 * torch.finfo(torch.bfloat16).eps)
+    check_close(
+        "updates", moved, {n: p - start[n] for n, p in wanted.masters.items()}, 4 * torch.finfo(torch.bfloat16).eps
+    )
 
 
 def ignored(rank, world_size):

@@ -1,4 +1,4 @@
-"""C85: what a step communicates, counted by an observer outside the library; the library's own ledger agrees with it."""
+"""C85: what a step communicates, counted by an observer outside the library; the library's ledger agrees with it."""
 
 import pytest
 import torch
@@ -31,9 +31,9 @@ def count(rank, world_size, stage, micro, precision, **plugin_args):
     model, optimizer, *_ = booster.boost(model, torch.optim.AdamW(model.parameters()))
     dtype = next(model.parameters()).dtype
     found = []
-    for step in range(STEPS):
+    for _ in range(STEPS):
         with observe() as seen, comm.record() as ledger:
-            for number in range(micro):
+            for _ in range(micro):
                 x = torch.randn(4, WIDTH, dtype=dtype)
                 booster.backward(model(x).float().square().mean(), optimizer)
             optimizer.step()
@@ -44,8 +44,11 @@ def count(rank, world_size, stage, micro, precision, **plugin_args):
                 "bytes": dict(seen.bytes),
                 "calls": dict(seen.calls),
                 "ledger": {verb: ledger.elements(verb) for verb in ("reduce_scatter", "all_gather_into", "all_reduce")},
-                "ledger bytes": {verb: ledger.bytes(verb) for verb in ("reduce_scatter", "all_gather_into", "all_reduce")},
-                "rest": ledger.bytes() - sum(ledger.bytes(v) for v in ("reduce_scatter", "all_gather_into", "all_reduce")),
+                "ledger bytes": {
+                    verb: ledger.bytes(verb) for verb in ("reduce_scatter", "all_gather_into", "all_reduce")
+                },
+                "rest": ledger.bytes()
+                - sum(ledger.bytes(v) for v in ("reduce_scatter", "all_gather_into", "all_reduce")),
             }
         )
     return found

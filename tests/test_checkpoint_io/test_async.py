@@ -12,7 +12,7 @@ from colossalai.testing import TINY_MODELS
 from colossalai.utils.errors import CheckpointError
 from colossalai.utils.safetensors import SafetensorsFile
 from tests.harness import run_workers
-from tests.test_checkpoint_io.common import Trainer, digest, whole_params
+from tests.test_checkpoint_io.common import Trainer, digest
 
 MLP = TINY_MODELS["MLP"]
 

@@ -54,11 +54,19 @@ def test_where_an_optimizer_is(tmp_path):
 
 
 def test_only_numbered_shards_of_the_same_name_are_cleaned(tmp_path):
-    kept = ["model.safetensors", "model.extra-00003.safetensors", "model-00001.safetensors", "model-1.safetensors", "config.json"]
+    kept = [
+        "model.safetensors",
+        "model.extra-00003.safetensors",
+        "model-00001.safetensors",
+        "model-1.safetensors",
+        "config.json",
+    ]
     touch(tmp_path, *kept, "model-00002.safetensors", "model-00001-of-00002.safetensors")
     clean_folder(tmp_path, "model.safetensors", ["model-00001.safetensors"])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
     stage = "pytorch_model-stage-00001-shard-00001.bin"
-    touch(tmp_path, stage, "pytorch_model-stage-00002-shard-00003.bin", "pytorch_model-stage-00001-00002-shard-00001.bin")
+    touch(
+        tmp_path, stage, "pytorch_model-stage-00002-shard-00003.bin", "pytorch_model-stage-00001-00002-shard-00001.bin"
+    )
     clean_folder(tmp_path, "pytorch_model-stage-00001.bin", [stage], use_pp_format=True)
     assert [path.name for path in tmp_path.glob("pytorch_model*")] == [stage]

@@ -56,9 +56,12 @@ def measure(rank, world_size, plugin, folder, use_safetensors):
     run.optimizer.step()
     run.optimizer.zero_grad()
     small = dict(shard=True, size_per_shard=4)
-    for again in range(2):  # the first time the allocator takes what it keeps
+    for _ in range(2):  # the first time the allocator takes what it keeps
         for what, call in (
-            ("save_model", lambda: run.io.save_model(run.model, f"{folder}/m", use_safetensors=use_safetensors, **small)),
+            (
+                "save_model",
+                lambda: run.io.save_model(run.model, f"{folder}/m", use_safetensors=use_safetensors, **small),
+            ),
             ("save_optimizer", lambda: run.io.save_optimizer(run.optimizer, f"{folder}/o", **small)),
             ("load_model", lambda: run.io.load_model(run.model, f"{folder}/m")),
             ("load_optimizer", lambda: run.io.load_optimizer(run.optimizer, f"{folder}/o")),

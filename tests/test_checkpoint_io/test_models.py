@@ -27,7 +27,9 @@ def keys_on_disk(folder):
         found |= load_file(file) if file.endswith("safetensors") else torch.load(file, weights_only=True)
     assert set(found) == set(index.weight_map)
     assert all(index.get_checkpoint_file(key) == str(folder / index.weight_map[key]) for key in found)
-    size = sum(t.numel() * t.element_size() for key, t in found.items() if key != "lm_head.weight" or not is_tied(found))
+    size = sum(
+        t.numel() * t.element_size() for key, t in found.items() if key != "lm_head.weight" or not is_tied(found)
+    )
     assert index.metadata["total_size"] == pytest.approx(size / 2**20)
     assert all(tensor.numel() > 0 for tensor in found.values())
     return found
@@ -71,7 +73,12 @@ def test_c70_hugging_face_reads_what_every_plugin_writes(plugin, tmp_path):
         for safe in (True, False):
             names = {path.name for path in (folder / str(safe)).iterdir()}
             base = "model.safetensors" if safe else "pytorch_model.bin"
-            assert names >= {"config.json", "generation_config.json", f"{base}.index.json", base.replace(".", "-00001.", 1)}
+            assert names >= {
+                "config.json",
+                "generation_config.json",
+                f"{base}.index.json",
+                base.replace(".", "-00001.", 1),
+            }
             read = AutoModelForCausalLM.from_pretrained(folder / str(safe), dtype=torch.float32)
             assert digest(dict(read.named_parameters())) == digest(wanted), (family, safe)
         found = keys_on_disk(folder / "True")
@@ -182,7 +189,9 @@ def test_stale_shards_are_removed_and_another_format_is_put_aside(io, tmp_path):
     model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(3)])
     io.save_model(model, tmp_path, shard=True, size_per_shard=1, use_safetensors=True)
     io.save_model(model, tmp_path, shard=True, size_per_shard=2, use_safetensors=True)
-    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [f"model-0000{n}.safetensors" for n in (1, 2)]
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [
+        f"model-0000{n}.safetensors" for n in (1, 2)
+    ]
     save_file({}, tmp_path / "model.safetensors")  # Hugging Face would read this rather than the shards
     io.save_model(model, tmp_path, shard=True, use_safetensors=True)
     assert (tmp_path / "model.safetensors.old").is_file() and not (tmp_path / "model.safetensors").exists()

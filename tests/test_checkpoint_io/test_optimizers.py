@@ -63,7 +63,14 @@ def test_a_resumed_run_is_bitwise_the_same(plugin, model, optimizer, shard, tmp_
     # On three ranks gloo's all-reduce, so DDP, is not bitwise repeatable: its order depends on the place in the buffer.
     world_size = 3 if model == "MLP" and plugin != "ddp" else 2
     found = run_workers(
-        world_size, resume, timeout=120, plugin=plugin, model=model, optimizer=optimizer, folder=str(tmp_path), shard=shard
+        world_size,
+        resume,
+        timeout=120,
+        plugin=plugin,
+        model=model,
+        optimizer=optimizer,
+        folder=str(tmp_path),
+        shard=shard,
     )
     assert len({one for rank in found for one in rank}) == 1, found
 
@@ -72,7 +79,15 @@ def test_a_resumed_run_is_bitwise_the_same(plugin, model, optimizer, shard, tmp_
 @pytest.mark.parametrize("plugin", ["zero1", "zero2"])
 def test_c71_masters_are_saved_so_that_resuming_is_bitwise(plugin, precision, tmp_path):
     scale = {"initial_scale": 2**10, "growth_interval": 2} if precision == "fp16" else {}
-    case = dict(plugin=plugin, model="MLP", optimizer="adamw", folder=str(tmp_path), shard=True, steps=(5, 10), precision=precision)
+    case = dict(
+        plugin=plugin,
+        model="MLP",
+        optimizer="adamw",
+        folder=str(tmp_path),
+        shard=True,
+        steps=(5, 10),
+        precision=precision,
+    )
     found = run_workers(2, resume, timeout=120, **case, **scale)
     assert len({one for rank in found for one in rank}) == 1, found
     index = CheckpointIndexFile.from_file(tmp_path / "optimizer" / "pytorch_optim.bin.index.json")
@@ -175,7 +190,9 @@ def test_checkpoints_of_colossalai_load(plugin, tmp_path):
         optimizer.zero_grad()
     wanted = {name: p.detach() for name, p in model.named_parameters()}
     for name in ("optimizer", "optimizer.pt", "optimizer/pytorch_optim.bin.index.json"):
-        for found in run_workers(2, go_on, plugin=plugin, folder=str(tmp_path), name=name, low_cpu_mem_mode=False, num_threads=2):
+        for found in run_workers(
+            2, go_on, plugin=plugin, folder=str(tmp_path), name=name, low_cpu_mem_mode=False, num_threads=2
+        ):
             check_close(name, found, wanted, 1e-5)
 
 
@@ -324,9 +341,7 @@ def test_groups_stay_the_same_objects_for_schedulers(pair, tmp_path):
     io.load_optimizer(other, tmp_path / "x.pt")
     assert other.param_groups[0] is group and group["lr"] == 0.5
     assert other.state_dict()["state"].keys() == optimizer.state_dict()["state"].keys()
-    saved = other.state_dict()["state"]
-    check_close("state", {f"{i}{k}": v for i, s in saved.items() for k, v in s.items()},
-                {f"{i}{k}": v for i, s in optimizer.state_dict()["state"].items() for k, v in s.items()}, 0.0)  # fmt: skip
+    assert str(other.state_dict()) == str(optimizer.state_dict())
 
 
 def test_prefixes_in_one_directory(pair, tmp_path):

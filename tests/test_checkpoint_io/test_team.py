@@ -10,6 +10,7 @@ import torch
 from colossalai.checkpoint_io import CheckpointIO, writing
 from colossalai.utils.safetensors import SafetensorsFile
 from tests.harness import run_workers
+from tests.harness.fresh import run_fresh
 from tests.test_checkpoint_io.common import Trainer
 
 
@@ -115,7 +116,9 @@ def calls_that_differ(rank, world_size, folder, seconds):
 def test_calls_that_differ_or_of_the_first_rank_only(tmp_path):
     found = run_workers(2, calls_that_differ, folder=str(tmp_path), seconds=3)
     for other, kind, late in found:
-        assert "DisagreementError" in other[0] and "checkpoint" in other[1] and "0.pt" in other[1] and "1.pt" in other[1]
+        assert (
+            "DisagreementError" in other[0] and "checkpoint" in other[1] and "0.pt" in other[1] and "1.pt" in other[1]
+        )
         assert "save_model" in kind[1] and "save_optimizer" in kind[1]
         assert "DisagreementError" in late[0] and "every rank must call it" in late[1] and late[2] < 20
 
@@ -136,3 +139,21 @@ def alone_in_a_world(rank, world_size, folder):
 def test_without_a_plugin_each_process_saves_for_itself(tmp_path):
     assert run_workers(2, alone_in_a_world, folder=str(tmp_path))[0] == ["both", "one.pt"]
     assert CheckpointIO().team.size == 1
+
+
+def save_in_a_fake_world(folder):
+    from colossalai import comm
+
+    with comm.fake_world(0, 4):
+        run = Trainer("zero1")
+        run.io.save_model(run.model, f"{folder}/model", shard=True)
+        run.io.save_optimizer(run.optimizer, f"{folder}/optimizer")
+        run.io.save_training_state(f"{folder}/state")
+        assert run.io.load_training_state(f"{folder}/state") == {}
+        assert run.io.load_model(run.model, f"{folder}/none") is run.model
+    return os.listdir(folder)
+
+
+def test_in_a_fake_world_nothing_is_read_or_written(tmp_path):
+    """The script of a dry run is the training script."""
+    assert run_fresh([(save_in_a_fake_world, {"folder": str(tmp_path)}, {})]) == [[]]

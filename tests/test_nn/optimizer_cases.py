@@ -22,7 +22,7 @@ def parameters(dtype=torch.float32, layout="rows"):
 
 def give(params, seed, grad_dtype=None, scale=1.0, missing=()):
     """Gradients for step ``seed``, the same numbers for every list of parameters; those at ``missing`` get none."""
-    for i, (p, g) in enumerate(zip(params, tensors(seed + 100, shapes=[p.shape for p in params]))):
+    for i, (p, g) in enumerate(zip(params, tensors(seed + 100, shapes=[p.shape for p in params]), strict=True)):
         g = (g * scale).to(grad_dtype or p.dtype)
         if g.dtype != p.dtype:
             p.grad_dtype = None
@@ -31,5 +31,5 @@ def give(params, seed, grad_dtype=None, scale=1.0, missing=()):
 
 def worst(params, others):
     """Largest error relative to its tensor's largest element; a tensor that ended near 0 counts as 0.1."""
-    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(params, others) if a.numel()]
+    pairs = [(a.detach().double(), b.detach().double()) for a, b in zip(params, others, strict=True) if a.numel()]
     return max(((a - b).abs().max() / b.abs().max().clamp(min=0.1)).item() for a, b in pairs)

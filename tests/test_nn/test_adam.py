@@ -1,4 +1,5 @@
-"""HybridAdam, CPUAdam and FusedAdam against torch's AdamW and Adam, and against the formula where torch has no option."""
+"""HybridAdam, CPUAdam and FusedAdam against torch's AdamW and Adam, and against the formula where torch has no
+option."""
 
 import copy
 import math
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from colossalai.nn.optimizer import CPUAdam, FusedAdam, HybridAdam, flat
-from colossalai.utils.errors import ConfigError, NotBuiltError
+from colossalai.utils.errors import NotBuiltError
 
 from .optimizer_cases import give, parameters, worst
 
@@ -24,14 +25,16 @@ def trained(optimizer, params, steps=6, missing=(), **grads):
     return params
 
 
-def formula(steps=6, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=True, bias=True, quantum=None, scale=1.0):
+def formula(
+    steps=6, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=True, bias=True, quantum=None, scale=1.0
+):
     """The same run in float64, from the formula; gradients first rounded to ``quantum``, then divided by ``scale``."""
     params = [p.detach().double() for p in parameters()]
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in params]
     for t in range(1, steps + 1):
         source = [nn.Parameter(p.clone().float()) for p in params]
         give(source, t - 1, grad_dtype=quantum, scale=scale)
-        for p, (m, v), s in zip(params, moments, source):
+        for p, (m, v), s in zip(params, moments, source, strict=True):
             g = s.grad.double() / scale
             g = g if decoupled else g + weight_decay * p
             m.mul_(betas[0]).add_(g, alpha=1 - betas[0])
@@ -78,7 +81,7 @@ def test_equals_the_formula_with_narrow_gradients_and_div_scale(cls, bias, decou
         give(params, seed, grad_dtype=grad_dtype, scale=div_scale or 1.0)
         before = [p.grad.clone() for p in params]
         optim.step() if div_scale is None else optim.step(div_scale=div_scale)
-        assert all(torch.equal(p.grad, b) for p, b in zip(params, before)), "gradients are the user's"
+        assert all(torch.equal(p.grad, b) for p, b in zip(params, before, strict=True)), "gradients are the user's"
     want = formula(
         lr=1e-2, weight_decay=0.1, decoupled=decoupled, bias=bias, quantum=grad_dtype, scale=div_scale or 1.0
     )
@@ -164,7 +167,9 @@ def test_closure_and_zero_grad():
     assert torch.equal(params[0].grad, torch.zeros(3))
 
 
-@pytest.mark.parametrize("save, load", [(torch.optim.AdamW, HybridAdam), (FusedAdam, HybridAdam), (HybridAdam, FusedAdam)])
+@pytest.mark.parametrize(
+    "save, load", [(torch.optim.AdamW, HybridAdam), (FusedAdam, HybridAdam), (HybridAdam, FusedAdam)]
+)
 def test_state_moves_between_adams(save, load):
     params = parameters()
     source = save(params, lr=1e-2, weight_decay=0.1)
@@ -195,7 +200,7 @@ def test_resume_is_bitwise_and_a_row_major_state_is_put_in_the_parameters_order(
     for o, ps in ((optim, params), (other, twins)):
         give(ps, 9)
         o.step()
-    assert all(torch.equal(a, b) for a, b in zip(params, twins))
+    assert all(torch.equal(a, b) for a, b in zip(params, twins, strict=True))
     assert other.state[twins[4]]["exp_avg"].stride() == twins[4].stride()
 
 

@@ -58,7 +58,7 @@ def both(params, optim, formula, steps=6, grad_dtype=torch.float32, scale=1.0, m
         grads = [p.grad.double() for p in params]
         norm = torch.stack([g.norm() for g in grads]).norm()
         clip = max_norm / norm if max_norm and norm > max_norm else 1.0
-        for p, g, state in zip(truth, grads, states):
+        for p, g, state in zip(truth, grads, states, strict=True):
             formula(p, g * clip, state, t)
         optim.step()
     return worst(params, truth)
@@ -71,7 +71,9 @@ def batch(request, monkeypatch):
 
 @pytest.mark.parametrize("layout", ["rows", "channels_last", "strided"])
 @pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("decay, bias, adam", [(0, False, False), (0.1, False, False), (0.1, True, False), (0.1, True, True)])
+@pytest.mark.parametrize(
+    "decay, bias, adam", [(0, False, False), (0.1, False, False), (0.1, True, False), (0.1, True, True)]
+)
 def test_lamb(layout, grad_dtype, decay, bias, adam, batch):
     params = parameters(layout=layout)
     optim = Lamb(params, lr=1e-2, betas=(0.8, 0.95), weight_decay=decay, bias_correction=bias, adam=adam)
@@ -109,7 +111,9 @@ def test_fused_lamb(max_norm, decay, nvlamb, decoupled, averaging, bias, batch):
 
 @pytest.mark.parametrize("momentum", [0, 0.9])
 @pytest.mark.parametrize("decay", [0, 0.1])
-@pytest.mark.parametrize("scale, eeta", [(1.0, 1e-3), (20.0, 1.0), (1e-3, 1.0)], ids=["plain", "clamped grads", "clamped ratio"])
+@pytest.mark.parametrize(
+    "scale, eeta", [(1.0, 1e-3), (20.0, 1.0), (1e-3, 1.0)], ids=["plain", "clamped grads", "clamped ratio"]
+)
 def test_lars(momentum, decay, scale, eeta, batch):
     params = parameters()
     optim = Lars(params, lr=0.1, momentum=momentum, eeta=eeta, weight_decay=decay, epsilon=1e-3 if scale > 1 else 0.0)
@@ -122,7 +126,9 @@ def test_lars(momentum, decay, scale, eeta, batch):
 
 def test_lars_group_without_adaptation():
     params = parameters()
-    optim = Lars([{"params": params[:2]}, {"params": params[2:], "lars": False}], lr=0.1, momentum=0.9, weight_decay=0.1)
+    optim = Lars(
+        [{"params": params[:2]}, {"params": params[2:], "lars": False}], lr=0.1, momentum=0.9, weight_decay=0.1
+    )
     places = {id(p): i for i, p in enumerate(params)}
     truth = [p.detach().double() for p in params]
     states = [{} for _ in params]
@@ -165,14 +171,16 @@ def test_segments_give_what_whole_tensors_give(make, calls, batch):
     whole = parameters()
     cut = [p.numel() // 3 for p in whole]
     pieces = [
-        nn.Parameter(half.clone()) for p, c in zip(whole, cut) for half in p.detach().reshape(-1).split([c, p.numel() - c])
+        nn.Parameter(half.clone())
+        for p, c in zip(whole, cut, strict=True)
+        for half in p.detach().reshape(-1).split([c, p.numel() - c])
     ]
     one, many = make(whole), make(pieces)
     many.segment_norms = norms = HalvesNorms(pieces)
     for t in range(4):
         give(whole, t)
-        halves = [h for p, c in zip(whole, cut) for h in p.grad.reshape(-1).split([c, p.numel() - c])]
-        for p, g in zip(pieces, halves):
+        halves = [h for p, c in zip(whole, cut, strict=True) for h in p.grad.reshape(-1).split([c, p.numel() - c])]
+        for p, g in zip(pieces, halves, strict=True):
             p.grad = g
         one.step()
         many.step()
@@ -230,7 +238,11 @@ def test_default_norms():
     params = [torch.zeros(1), torch.zeros(1)]
     assert torch.equal(own_norms(params, squares), squares)
     assert torch.equal(own_norms(params, squares, total=True), torch.tensor([3.0, 7.0]))
-    assert layerwise.trust_ratios(torch.tensor([4.0, 0.0, 4.0]), torch.tensor([1.0, 1.0, 0.0])).tolist() == [2.0, 1.0, 1.0]
+    assert layerwise.trust_ratios(torch.tensor([4.0, 0.0, 4.0]), torch.tensor([1.0, 1.0, 0.0])).tolist() == [
+        2.0,
+        1.0,
+        1.0,
+    ]
 
 
 def sharded_lamb(rank, world_size):
@@ -246,7 +258,7 @@ def sharded_lamb(rank, world_size):
         one, many = make(whole), make(parts)
         for t in range(3):
             give(whole, t)
-            for p, q in zip(parts, whole):
+            for p, q in zip(parts, whole, strict=True):
                 p.grad = distribute_tensor(q.grad.clone(), mesh, [Shard(0)])
             one.step()
             many.step()

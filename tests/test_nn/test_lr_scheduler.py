@@ -59,7 +59,10 @@ def warm(t, steps, after):
 
 # name -> (constructor, rule: step -> (initial lr -> lr))
 CASES = {
-    "CosineAnnealingLR": (lambda o, **k: ours.CosineAnnealingLR(o, TOTAL, eta_min=0.1, **k), lambda t: cosine(t, TOTAL, 0.1)),
+    "CosineAnnealingLR": (
+        lambda o, **k: ours.CosineAnnealingLR(o, TOTAL, eta_min=0.1, **k),
+        lambda t: cosine(t, TOTAL, 0.1),
+    ),
     "CosineAnnealingWarmupLR": (
         lambda o, **k: ours.CosineAnnealingWarmupLR(o, TOTAL, 3, 0.1, **k),
         lambda t: warm(t, 3, lambda s: cosine(s, TOTAL - 3, 0.1)),
@@ -162,22 +165,31 @@ def test_rates_depend_on_the_step_alone(name):
 def test_reference_table_of_the_warmup_rule():
     """base 1, total 10, warmup 3, eta_min 0.1; the recursive form peaks at 1.0469 under torch 2.6 and later."""
     optim = optimizer(1.0)
-    found = [lr for lr, in run(optim, ours.CosineAnnealingWarmupLR(optim, 10, 3, 0.1), 11)]
+    found = [lr for (lr,) in run(optim, ours.CosineAnnealingWarmupLR(optim, 10, 3, 0.1), 11)]
     want = [0.3333, 0.6667, 1, 1, 0.9554, 0.8306, 0.6501, 0.4499, 0.2694, 0.1446, 0.1]
     assert [round(lr, 4) for lr in found] == want
     assert found[2] == found[3] == 1.0 and max(found) == 1.0
 
 
 TORCH = {
-    "CosineAnnealingLR": (lambda o: ours.CosineAnnealingLR(o, TOTAL, 0.1), lambda o: torch_schedulers.CosineAnnealingLR(o, TOTAL, 0.1)),
+    "CosineAnnealingLR": (
+        lambda o: ours.CosineAnnealingLR(o, TOTAL, 0.1),
+        lambda o: torch_schedulers.CosineAnnealingLR(o, TOTAL, 0.1),
+    ),
     "MultiStepLR": (
         lambda o: ours.MultiStepLR(o, TOTAL, [3, 3, 9], 0.3),
         lambda o: torch_schedulers.MultiStepLR(o, [3, 3, 9], 0.3),
     ),
     "StepLR": (lambda o: ours.StepLR(o, TOTAL, 3, 0.3), lambda o: torch_schedulers.StepLR(o, 3, 0.3)),
     "ExponentialLR": (lambda o: ours.ExponentialLR(o, TOTAL, 0.9), lambda o: torch_schedulers.ExponentialLR(o, 0.9)),
-    "LambdaLR": (lambda o: ours.LambdaLR(o, TOTAL, [halving, wavy]), lambda o: torch_schedulers.LambdaLR(o, [halving, wavy])),
-    "MultiplicativeLR": (lambda o: ours.MultiplicativeLR(o, TOTAL, wavy), lambda o: torch_schedulers.MultiplicativeLR(o, wavy)),
+    "LambdaLR": (
+        lambda o: ours.LambdaLR(o, TOTAL, [halving, wavy]),
+        lambda o: torch_schedulers.LambdaLR(o, [halving, wavy]),
+    ),
+    "MultiplicativeLR": (
+        lambda o: ours.MultiplicativeLR(o, TOTAL, wavy),
+        lambda o: torch_schedulers.MultiplicativeLR(o, wavy),
+    ),
     "PolynomialLR": (lambda o: ours.PolynomialLR(o, 15, 0.0, 2.0), lambda o: torch_schedulers.PolynomialLR(o, 15, 2.0)),
 }
 
@@ -190,14 +202,16 @@ def test_equals_torch(name):
     torch.testing.assert_close(torch.tensor(found), torch.tensor(want), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("options", [{}, {"pct_start": 0.5, "anneal_strategy": "linear"}, {"cycle_momentum": False}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"pct_start": 0.5, "anneal_strategy": "linear"}, {"cycle_momentum": False}], ids=str
+)
 @pytest.mark.parametrize("cls, extra", [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {})])
 def test_one_cycle_equals_torch_momentum_included(options, cls, extra):
     mine, theirs = optimizer(cls=cls, **extra), optimizer(cls=cls, **extra)
     one = ours.OneCycleLR(mine, TOTAL, **options)
     two = torch_schedulers.OneCycleLR(theirs, [1.0, 0.25], total_steps=TOTAL, **options)
     for _ in range(TOTAL):
-        for a, b in zip(mine.param_groups, theirs.param_groups):
+        for a, b in zip(mine.param_groups, theirs.param_groups, strict=True):
             assert a["lr"] == pytest.approx(b["lr"], rel=1e-12)
             assert a.get("momentum", a.get("betas")) == pytest.approx(b.get("momentum", b.get("betas")), rel=1e-12)
         mine.step(), theirs.step(), one.step(), two.step()
@@ -305,7 +319,14 @@ def test_loads_what_upstream_saved():
     optim = optimizer(1.0)
     scheduler = ours.MultiStepWarmupLR(optim, TOTAL, 3, [9])
     inner = {"milestones": Counter({4: 2}), "gamma": 0.5, "base_lrs": [1.0], "last_epoch": 5, "verbose": False}
-    outer = {"warmup_epochs": 3, "finished": True, "base_lrs": [1.0], "last_epoch": 8, "_step_count": 9, "_last_lr": [1.0]}
+    outer = {
+        "warmup_epochs": 3,
+        "finished": True,
+        "base_lrs": [1.0],
+        "last_epoch": 8,
+        "_step_count": 9,
+        "_last_lr": [1.0],
+    }
     scheduler.load_state_dict({**outer, "after_scheduler_type": "MultiStepLR", "after_scheduler_dict": inner})
     assert rates(optim) == [0.25] and scheduler.lrs_at(6) == [1.0]
     scheduler.load_state_dict({**outer, "last_epoch": 4})
@@ -362,7 +383,9 @@ def test_arguments_are_checked(make, error, words):
         make(optimizer(momentum=0.9))
 
 
-@pytest.mark.parametrize("name", ["CosineAnnealingLR", "FlatAnnealingLR", "LinearWarmupLR", "OneCycleLR", "PolynomialWarmupLR"])
+@pytest.mark.parametrize(
+    "name", ["CosineAnnealingLR", "FlatAnnealingLR", "LinearWarmupLR", "OneCycleLR", "PolynomialWarmupLR"]
+)
 def test_keywords_without_use_are_told(name):
     with pytest.warns(UserWarning, match=f"{name} has no use for verbose"):
         getattr(ours, name)(optimizer(momentum=0.9), 9, verbose=True)

@@ -52,7 +52,7 @@ def test_decay_after_momentum_is_in_the_update_and_not_in_the_buffer(nesterov, p
     mine = FusedSGD(ours, lr=0.1, momentum=0.9, weight_decay=0.2, nesterov=nesterov, wd_after_momentum=True)
     for seed in range(5):
         give(ours, seed)
-        for p, b, source in zip(theirs, buffers, ours):
+        for p, b, source in zip(theirs, buffers, ours, strict=True):
             b.mul_(0.9).add_(source.grad)
             step = source.grad + 0.9 * b if nesterov else b.clone()
             p.sub_(0.1 * (step + 0.2 * p))

@@ -68,7 +68,8 @@ def test_reference_16_is_near_the_fp32_one_and_independent_of_its_parts(dtype, s
     steps = [[tiny.batch(step)] for step in range(3)]
     plain = reference_run(tiny.build(), adamw, steps, tiny.loss)
     runs = [
-        reference_run_16bit(tiny.build(), adamw, steps, tiny.loss, dtype, parts=parts, loss_scale=scale) for parts in (1, 2)
+        reference_run_16bit(tiny.build(), adamw, steps, tiny.loss, dtype, parts=parts, loss_scale=scale)
+        for parts in (1, 2)
     ]
     ulp = torch.finfo(dtype).eps
     for run in runs:
@@ -96,7 +97,10 @@ def test_16_bit_gradients_are_summed_in_fp32():
 
 def test_errors_are_relative_floored_and_never_hide_nan():
     wanted = {"big": torch.tensor([100.0, -50.0]), "zero": torch.zeros(3)}
-    assert tensor_errors({"big": torch.tensor([100.0, -49.0]), "zero": torch.zeros(3)}, wanted) == {"big": 0.01, "zero": 0.0}
+    assert tensor_errors({"big": torch.tensor([100.0, -49.0]), "zero": torch.zeros(3)}, wanted) == {
+        "big": 0.01,
+        "zero": 0.0,
+    }
     assert tensor_errors(wanted | {"zero": torch.full((3,), 0.01)}, wanted)["zero"] == pytest.approx(0.1)
     for bad in (torch.tensor([math.nan, -50.0]), torch.tensor([math.inf, -50.0]), torch.ones(3)):
         assert tensor_errors(wanted | {"big": bad}, wanted)["big"] == math.inf

@@ -42,7 +42,7 @@ class Functional(nn.Module):
 
 
 class Checkpointed(Functional):
-    """The block is run twice, recomputed each time: reentrant checkpointing then brings its gradients in two portions."""
+    """The block is run twice, recomputed each time: reentrant checkpointing brings its gradients in two portions."""
 
     use_reentrant = False
 
@@ -105,8 +105,11 @@ def train_any(rank, world_size, name, plugin, **plugin_args):
     return fit(rank, world_size, recipe_of(name), make_plugin(plugin, **plugin_args), read_grads=(0, 2))
 
 
-# torch's DDP needs every parameter each time unless told, and takes each only once a step; FSDP2 needs equal ones on all ranks.
-NOT_PROMISED = {("ddp", name) for name in ("Reentrant", "Checkpointed", "Branching", "TwoOutputs")} | {("fsdp", "Branching")}
+# torch's DDP needs every parameter each time unless told, and takes each only once a step; FSDP2 needs equal ones on
+# all ranks.
+NOT_PROMISED = {("ddp", name) for name in ("Reentrant", "Checkpointed", "Branching", "TwoOutputs")} | {
+    ("fsdp", "Branching")
+}
 VARIANTS = {
     f"{name}-{plugin}{'-' if args else ''}{'-'.join(args)}": {"name": name, "plugin": plugin, **args}
     for name, (plugin, args) in product(

@@ -52,7 +52,8 @@ def nothing(model):
 
 
 CHANGES = {
-    f.__name__: f for f in (halve, to_double, assign, replace_data, replace_parameter, replace_linear, unfreeze, nothing)
+    f.__name__: f
+    for f in (halve, to_double, assign, replace_data, replace_parameter, replace_linear, unfreeze, nothing)
 }
 
 

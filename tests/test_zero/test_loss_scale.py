@@ -89,7 +89,7 @@ def overflow_for_ever(rank, world_size, plugin):
 def test_c28_a_scale_stuck_at_its_floor_is_an_error_on_every_rank(plugin):
     results = run_workers(2, overflow_for_ever, plugin=plugin)
     assert results[0][0] == results[1][0] < 100
-    for step, text, unchanged in results:
+    for _, text, unchanged in results:
         assert unchanged and "min_scale" in text and "rank" in text and ("weight" in text or "bias" in text)
 
 
@@ -124,7 +124,7 @@ def test_c28_nan_outside_fp16_is_told(plugin):
 
 
 def autocast_run(rank, world_size, bad_steps):
-    """DDP under Booster(mixed_precision="fp16"): torch's scaler, decided on all ranks alike because DDP averages first."""
+    """DDP under Booster(mixed_precision="fp16"): torch's scaler decides alike on all ranks since DDP averages first."""
     from colossalai.booster import Booster
     from colossalai.booster.mixed_precision import FP16TorchMixedPrecision
 

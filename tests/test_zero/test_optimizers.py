@@ -126,7 +126,7 @@ def test_c26_any_optimizer(stage, name):
 @pytest.mark.parametrize("stage", [1, 2])
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_c26_muon_gets_whole_matrices(stage, world_size):
-    """Muon rounds to bfloat16 inside: every rank takes the same data, so that gradients are bitwise those of one process."""
+    """Muon rounds to bfloat16 inside: every rank takes the same data, for gradients bitwise those of one process."""
     results = run_workers(world_size, train_with, name="muon", stage=stage, same_data=True, timeout=120)
     check_parity(results, recipe_of("muon").reference())
 

@@ -45,7 +45,8 @@ def frozen_mlp():
 def frozen_group(model):
     """A group of its own for the frozen layer, and one that is empty, before the one that is trained."""
     parts = [list(model[0].parameters()), [], list(model[2].parameters())]
-    return torch.optim.SGD([{"params": part, "lr": lr} for part, lr in zip(parts, (0.3, 0.2, 0.1))], momentum=0.9)
+    groups = [{"params": part, "lr": lr} for part, lr in zip(parts, (0.3, 0.2, 0.1), strict=True)]
+    return torch.optim.SGD(groups, momentum=0.9)
 
 
 def last_layer_only(model):
@@ -80,14 +81,28 @@ def mixed_use_windows():
     return windows
 
 
+class Quantised(nn.Module):
+    """A frozen int8 parameter, a bool buffer, and weights in two float dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = MLP.build()
+        self.codes = nn.Parameter(torch.arange(-10, 10, dtype=torch.int8).view(5, 4), requires_grad=False)
+        self.table = nn.Parameter(torch.linspace(-1, 1, 4), requires_grad=False)
+        self.register_buffer("mask", torch.tensor([True, False, True, True, False]))
+
+    def forward(self, x):
+        return self.net(x) * self.mask + (self.codes * self.table).sum(dim=1) / 10
+
+
 class ConvNet(nn.Module):
     """Convolutions kept channels_last, BatchNorm with its counters, a scalar parameter and an integer buffer."""
 
-    def __init__(self, gain=torch.tensor(1.5), memory_format=torch.channels_last):
+    def __init__(self, gain_shape=(), memory_format=torch.channels_last):
         super().__init__()
         torch.manual_seed(0)
         self.body = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
-        self.gain = nn.Parameter(gain.clone())
+        self.gain = nn.Parameter(torch.full(gain_shape, 1.5))
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
         self.head = nn.Linear(4, 5)
         self.body.to(memory_format=memory_format)
@@ -110,13 +125,16 @@ RECIPES = {
     "partial": Recipe(MLP.build, last_layer_only, mlp_windows, MLP.loss),
     "unused": Recipe(WithUnused, sgd, mlp_windows, mse),
     "one_rank": Recipe(OnlyOnSomeRanks, sgd, mixed_use_windows, mse),
+    "quantised": Recipe(Quantised, sgd, mlp_windows, mse),
     "conv": Recipe(ConvNet, sgd, mlp_windows, mse),
-    "plain conv": Recipe(lambda: ConvNet(torch.tensor([1.5]), torch.contiguous_format), sgd, mlp_windows, mse),
+    "plain conv": Recipe(lambda: ConvNet((1,), torch.contiguous_format), sgd, mlp_windows, mse),
 }
 
 
 def train_recipe(rank, world_size, name, plugin, read_grads=(0, 2), same_data=False, **plugin_args):
-    return fit(rank, world_size, RECIPES[name], make_plugin(plugin, **plugin_args), read_grads=read_grads, same_data=same_data)
+    return fit(
+        rank, world_size, RECIPES[name], make_plugin(plugin, **plugin_args), read_grads=read_grads, same_data=same_data
+    )
 
 
 @pytest.mark.fast
@@ -231,7 +249,7 @@ def test_c32_tied_weight_cut_unevenly_is_updated_on_every_rank(stage, optimizer)
 @STAGES
 @pytest.mark.parametrize("name", ["unused", "one_rank"])
 def test_c34_zero_needs_no_gradient_of_every_parameter(stage, name):
-    """A layer that no rank uses keeps its weights and its None gradient; one used on rank 0 only gets the mean with zero."""
+    """A layer that no rank uses keeps its weights and has no gradient; one used on rank 0 gets the mean with zero."""
     results = run_workers(2, train_recipe, name=name, plugin=f"zero{stage}")
     check_parity(results, RECIPES[name].reference(parts=2))
     assert ("unused.weight" in results[0]["grads"][0]) == (name == "one_rank")
@@ -266,6 +284,14 @@ def keep_strides(rank, world_size, plugin, recipe):
     inner = model.unwrap()
     buffers = {name: buffer.detach().clone() for name, buffer in inner.named_buffers()}
     return whole_params(model), {name: p.stride() for name, p in inner.named_parameters()}, buffers
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("plugin", ["ddp", "zero1", "zero2"])
+def test_integer_parameters_and_bool_buffers(plugin):
+    results = run_workers(2, train_recipe, name="quantised", plugin=plugin)
+    check_parity(results, RECIPES["quantised"].reference())
+    assert results[0]["params"]["codes"].dtype == torch.int8
 
 
 def cast_buffers(rank, world_size):

@@ -1,8 +1,8 @@
 """bf16 and fp16 against REF16: 16-bit weights cast from fp32 masters, gradients summed in fp32, the same loss scale.
 
-Bounds: the first step's gradients are sums of the same 16-bit numbers, so they differ by fp32 rounding only, 1e-5. Later a master
-that differs by such a rounding may fall on the other side of a 16-bit one: weights within 2 ulps of their largest element, gradients
-and norms within 4 ulps. A wrong factor or a 16-bit sum is far outside.
+Bounds: the first step's gradients are sums of the same 16-bit numbers, so they differ by fp32 rounding only, 1e-5.
+Later a master that differs by such a rounding may fall on the other side of a 16-bit one: weights within 2 ulps of
+their largest element, gradients and norms within 4 ulps. A wrong factor or a 16-bit sum is far outside.
 """
 
 from itertools import product
@@ -43,7 +43,10 @@ def cases() -> dict[str, Case]:
             plugin_args=(("initial_scale", SCALE),) if precision == "fp16" else (),
         )
         for precision, stage, model, (optimizer, max_norm, micro) in product(
-            PRECISIONS, (1, 2), ("MLP", "LLA", "LLA-T", "GPT"), (("sgd1", 0.0, 1), ("sgd1", 0.05, 4), ("adamw", 0.05, 1))
+            PRECISIONS,
+            (1, 2),
+            ("MLP", "LLA", "LLA-T", "GPT"),
+            (("sgd1", 0.0, 1), ("sgd1", 0.05, 4), ("adamw", 0.05, 1)),
         )
     ]
     return {f"{case.plugin}-{case.id}": case for case in table}
@@ -105,7 +108,9 @@ def sum_small(rank, world_size, plugin, how, precision="bf16"):
 
 @pytest.mark.fast
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("plugin, how", [("zero1", "plain"), ("zero1", "no_sync"), ("zero2", "plain"), ("zero2", "no_sync")])
+@pytest.mark.parametrize(
+    "plugin, how", [("zero1", "plain"), ("zero1", "no_sync"), ("zero2", "plain"), ("zero2", "no_sync")]
+)
 def test_c23_small_contributions_do_not_vanish(world_size, plugin, how):
     for grad, _ in run_workers(world_size, sum_small, plugin=plugin, how=how):
         assert grad == pytest.approx(1.064, rel=2e-3)
@@ -142,9 +147,9 @@ def test_without_master_weights(precision):
             part = MLP.part(MLP.batch(step), index, 2)
             (MLP.loss(model, part | {"x": part["x"].to(dtype)}) * scale).backward()
             grads = [p.grad.float() for p in model.parameters()]
-            sums = grads if sums is None else [a + b for a, b in zip(sums, grads)]
+            sums = grads if sums is None else [a + b for a, b in zip(sums, grads, strict=True)]
             optimizer.zero_grad()
-        for p, total in zip(model.parameters(), sums):
+        for p, total in zip(model.parameters(), sums, strict=True):
             p.grad = (total / 2 / scale).to(dtype)
         optimizer.step()
         optimizer.zero_grad()
@@ -179,7 +184,9 @@ def test_communication_dtype(stage, dtype):
     MLP.loss(exact, MLP.batch(0)).backward()
     for grads in run_workers(2, send_in, stage=stage, communication_dtype=dtype):
         check_close("gradients", grads, wanted, 1e-5)
-        assert max(tensor_errors(grads, {n: p.grad for n, p in exact.named_parameters()}).values()) > 1e-5  # it did round
+        assert (
+            max(tensor_errors(grads, {n: p.grad for n, p in exact.named_parameters()}).values()) > 1e-5
+        )  # it did round
 
 
 def inputs_seen(rank, world_size, cast_inputs):

@@ -10,7 +10,17 @@ from torch import nn
 from colossalai.testing import TINY_MODELS
 from tests.harness import CaseFailure, run_cases, run_workers
 from tests.harness.observer import observe
-from tests.harness.training import Case, Recipe, check_close, check_parity, fit, make_plugin, mlp_windows, reference, train
+from tests.harness.training import (
+    Case,
+    Recipe,
+    check_close,
+    check_parity,
+    fit,
+    make_plugin,
+    mlp_windows,
+    reference,
+    train,
+)
 
 pytestmark = pytest.mark.fast
 MLP = TINY_MODELS["MLP"]
@@ -94,9 +104,9 @@ def train_wide(rank, world_size, stage, overlap, bucket):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_c25_results_do_not_depend_on_buckets_overlap_or_stage(world_size):
-    """A bucket of one element is smaller than any tensor. Without accumulation the variants are equal to the last bit."""
+    """A bucket of one element is smaller than any tensor. Without accumulation all variants are equal bit for bit."""
     table = list(product((1, 2), (False, True), BUCKETS))
-    cases = {str(row): dict(zip(("stage", "overlap", "bucket"), row)) for row in table}
+    cases = {str(row): dict(zip(("stage", "overlap", "bucket"), row, strict=True)) for row in table}
     found = run_cases(world_size, train_wide, cases)
     failures = [str(value) for value in found.values() if isinstance(value, CaseFailure)]
     assert not failures, "\n".join(failures)
@@ -118,21 +128,23 @@ def step_inside(rank, world_size, stage):
     with booster.no_sync(optimizer=optimizer):
         booster.backward(MLP.loss(model, part), optimizer)
         optimizer.step()
-    unchanged = all(torch.equal(p, q) for p, q in zip(before, model.parameters()))
+    unchanged = all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
     optimizer.step()
     return unchanged, {name: p.detach().clone() for name, p in model.unwrap().named_parameters()}
 
 
 @STAGES
 def test_step_inside_no_sync_waits_for_the_end_of_the_block(stage):
-    wanted = Recipe(MLP.build, lambda m: torch.optim.SGD(m.parameters(), lr=0.1), lambda: mlp_windows(steps=1), MLP.loss)
+    wanted = Recipe(
+        MLP.build, lambda m: torch.optim.SGD(m.parameters(), lr=0.1), lambda: mlp_windows(steps=1), MLP.loss
+    )
     for unchanged, params in run_workers(2, step_inside, stage=stage):
         assert unchanged
         check_close("parameters", params, wanted.reference().params, 1e-5)
 
 
 def irregular_loop(rank, world_size, stage):
-    """Windows of changing length, a window thrown away by zero_grad, a step without backward, retain_graph, backward_by_grad."""
+    """Windows of any length, one thrown away by zero_grad, a step without backward, retain_graph, backward_by_grad."""
     from colossalai.booster import Booster
 
     booster = Booster(plugin=make_plugin(f"zero{stage}"))
@@ -233,3 +245,50 @@ def test_edited_gradients_are_those_that_are_stepped(stage):
     for params, found in run_workers(2, edit_gradients, stage=stage):
         check_close("parameters", params, {n: p.detach() for n, p in model.named_parameters()}, 1e-5)
         assert found == pytest.approx(norm, rel=1e-5)
+
+
+def backward_to_some(rank, world_size, stage):
+    """backward(inputs=...): only the parameters named get a gradient, and only they move."""
+    from colossalai.booster import Booster
+
+    booster = Booster(plugin=make_plugin(f"zero{stage}"))
+    model = MLP.build()
+    chosen = model[2].weight
+    model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1))
+    optimizer.backward(MLP.loss(model, MLP.part(MLP.batch(0), rank, world_size)), inputs=[chosen])
+    optimizer.step()
+    return {name: p.detach().clone() for name, p in model.unwrap().named_parameters()}
+
+
+@STAGES
+def test_backward_to_some_inputs(stage):
+    model = MLP.build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+    MLP.loss(model, MLP.batch(0)).backward(inputs=[model[2].weight])
+    optimizer.step()
+    for params in run_workers(2, backward_to_some, stage=stage):
+        check_close("parameters", params, {n: p.detach() for n, p in model.named_parameters()}, 1e-5)
+
+
+def hooked(rank, world_size, plugin):
+    """A hook of the user's on a parameter, set before boost, still sees and changes its gradient."""
+    from colossalai.booster import Booster
+
+    booster = Booster(plugin=make_plugin(plugin))
+    model = MLP.build()
+    model[2].weight.register_hook(lambda grad: 0.5 * grad)
+    model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    booster.backward(MLP.loss(model, MLP.part(MLP.batch(0), rank, world_size)), optimizer)
+    optimizer.step()
+    return {name: p.detach().clone() for name, p in model.unwrap().named_parameters()}
+
+
+@pytest.mark.parametrize("plugin", ["ddp", "zero1", "zero2"])
+def test_hooks_on_parameters_stay(plugin):
+    model = MLP.build()
+    model[2].weight.register_hook(lambda grad: 0.5 * grad)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    MLP.loss(model, MLP.batch(0)).backward()
+    optimizer.step()
+    for params in run_workers(2, hooked, plugin=plugin):
+        check_close("parameters", params, {n: p.detach() for n, p in model.named_parameters()}, 1e-5)

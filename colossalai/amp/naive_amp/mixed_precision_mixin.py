@@ -1,7 +1,6 @@
 """What training in 16 bits adds to a step: the loss scale, and the decision to skip a step."""
 
 from abc import ABC, abstractmethod
-from typing import Union
 
 import torch
 from torch import Tensor
@@ -22,6 +21,8 @@ class MixedPrecisionMixin(ABC):
         if mixin.should_skip_step(): ...        step; one collective under fp16
         gradients / mixin.get_grad_div_scale()
         mixin.pre_zero_grad()                   zero_grad
+
+    A plugin that shards gradients says in a subclass where an overflow is looked for.
     """
 
     dtype: torch.dtype
@@ -84,10 +85,10 @@ class BF16MixedPrecisionMixin(MixedPrecisionMixin):
 
 
 class FP16MixedPrecisionMixin(MixedPrecisionMixin):
-    """fp16 with a dynamic loss scale, the same on all ranks; a step whose gradients overflowed anywhere is skipped everywhere.
+    """fp16 with a dynamic loss scale, the same on all ranks; all of them skip a step that overflowed on one.
 
-    The arguments are those of :class:`~colossalai.amp.naive_amp.grad_scaler.DynamicGradScaler`. A subclass says where to look for an
-    overflow. Skipped steps are logged and counted in ``grad_scaler``.
+    The arguments are those of :class:`~colossalai.amp.naive_amp.grad_scaler.DynamicGradScaler`. A subclass says where
+    to look for an overflow. Skipped steps are logged and counted in ``grad_scaler``.
     """
 
     dtype = torch.float16
@@ -115,8 +116,8 @@ class FP16MixedPrecisionMixin(MixedPrecisionMixin):
         )
 
     @abstractmethod
-    def check_local_overflow(self) -> Union[bool, Tensor]:
-        """Whether a gradient on this rank is not finite; a tensor of one element is not read before all ranks' are joined."""
+    def check_local_overflow(self) -> bool | Tensor:
+        """Whether a gradient on this rank is not finite; a one-element tensor is read after all ranks' are joined."""
 
     def overflow_sources(self) -> list[str]:
         """Names of this rank's parameters whose gradient is not finite. Asked only for an error's text."""
@@ -139,7 +140,8 @@ class FP16MixedPrecisionMixin(MixedPrecisionMixin):
         """One all-reduce of one number, then its read: the only host synchronisation of a step.
 
         Raises:
-            GradientOverflowError: on all ranks alike, after ``MAX_SKIPPED_AT_FLOOR`` overflows in a row at the lowest scale.
+            GradientOverflowError: on all ranks alike, after ``MAX_SKIPPED_AT_FLOOR`` overflows in a row at the lowest
+                scale.
         """
         culprit = self._first_overflow()
         before = self.grad_scaler.value
@@ -149,14 +151,14 @@ class FP16MixedPrecisionMixin(MixedPrecisionMixin):
         if self.grad_scaler.stuck:
             raise GradientOverflowError(self._stuck_message(culprit))
         get_dist_logger().warning(
-            f"step {self.grad_scaler.steps} skipped: fp16 gradients overflowed on rank {culprit} at loss scale {before:g}, it is "
-            f"{self.grad_scaler.value:g} now ({self.grad_scaler.skipped_steps} skipped so far)",
+            f"step {self.grad_scaler.steps} skipped: fp16 gradients overflowed on rank {culprit} at loss scale "
+            f"{before:g}, it is {self.grad_scaler.value:g} now ({self.grad_scaler.skipped_steps} skipped so far)",
             ranks=[0],
         )
         return True
 
     def _first_overflow(self) -> int | None:
-        """The highest rank with an overflow, None if there is none. Whose it was costs nothing: the flag is the rank plus one."""
+        """The highest rank with an overflow, or None. Its name costs nothing: the flag is the rank plus one."""
         local = self.check_local_overflow()
         me = comm.rank(self.overflow_group) + 1
         if isinstance(local, Tensor):
@@ -172,9 +174,9 @@ class FP16MixedPrecisionMixin(MixedPrecisionMixin):
         names = ", ".join(here[:3]) + (f" and {len(here) - 3} more" if len(here) > 3 else "")
         where = f"here (rank {comm.rank(self.overflow_group)}) in {names}" if here else "in no parameter of this rank"
         return (
-            f"fp16 gradients overflowed in {self.grad_scaler.skipped_at_floor} steps in a row although the loss scale is at its "
-            f"lowest, min_scale={self.grad_scaler.min_scale}; last on rank {culprit}, {where}. Lower the learning rate, look for NaN "
-            'in the data, or train in precision="bf16"'
+            f"fp16 gradients overflowed in {self.grad_scaler.skipped_at_floor} steps in a row although the loss scale "
+            f"is at its lowest, min_scale={self.grad_scaler.min_scale}; last on rank {culprit}, {where}. Lower the "
+            'learning rate, look for NaN in the data, or train in precision="bf16"'
         )
 
     def pre_zero_grad(self) -> None:

@@ -1,11 +1,10 @@
 """Notices numbers that are not finite without making the device wait."""
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
 from colossalai import comm
+from colossalai.comm.fake import is_fake_tensor
 from colossalai.logging import get_dist_logger
 
 
@@ -18,14 +17,14 @@ class NonFiniteWatch:
     def __init__(self) -> None:
         self.count = 0
         """Numbers that were not finite, as far as they have arrived."""
-        self._arriving: Optional[tuple[str, Tensor, Optional[torch.cuda.Event]]] = None
+        self._arriving: tuple[str, Tensor, torch.cuda.Event | None] | None = None
         self._told: set[str] = set()
 
     def push(self, what: str, number: Tensor) -> None:
         """Watch ``number`` (one element), called ``what`` in the warning."""
         self.check()
         number = number.detach()
-        if comm.is_fake_tensor(number):
+        if is_fake_tensor(number):
             return
         if not number.is_cuda:
             self._judge(what, number)
@@ -51,6 +50,6 @@ class NonFiniteWatch:
         if what not in self._told:
             self._told.add(what)
             get_dist_logger().warning(
-                f"{what} on rank {comm.rank()} is not finite (NaN or inf): training goes on all the same, since only fp16 skips "
-                "steps; lower the learning rate or look at the batch"
+                f"{what} on rank {comm.rank()} is not finite (NaN or inf): training goes on all the same, since only "
+                "fp16 skips steps; lower the learning rate or look at the batch"
             )

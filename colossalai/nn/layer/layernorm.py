@@ -1,25 +1,26 @@
-from typing import Optional, Union
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
 class MixedFusedLayerNorm(nn.Module):
-    """Layer norm over the last dims whose input and weights may differ in dtype: ``(..., *normalized_shape)`` to the same shape.
+    """Layer norm over the last dims whose input and weights may differ in dtype.
 
-    Statistics and arithmetic are in the wider of the two dtypes; the output has the weights' dtype.
+    ``(..., *normalized_shape)`` to the same shape. Statistics and arithmetic are in the wider of the two dtypes; the
+    output has the weights' dtype.
     """
 
     def __init__(
         self,
-        normalized_shape: Union[int, list[int], torch.Size],
+        normalized_shape: int | list[int] | torch.Size,
         eps: float = 1e-5,
-        device: Optional[torch.device] = None,
-        dtype: Optional[torch.dtype] = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.normalized_shape = torch.Size([normalized_shape] if isinstance(normalized_shape, int) else normalized_shape)
+        self.normalized_shape = torch.Size(
+            [normalized_shape] if isinstance(normalized_shape, int) else normalized_shape
+        )
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype))

@@ -2,7 +2,6 @@
 
 import enum
 from collections.abc import Callable
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +18,14 @@ class AttnMaskType(enum.Enum):
 
 
 def _future(scores: Tensor) -> Tensor:
-    """(queries, keys), True at keys later than the query; the last query goes with the last key, as with a key-value cache."""
+    """(queries, keys), True at keys later than the query. The last query goes with the last key, as with a cache."""
     queries, keys = scores.shape[-2:]
     if keys < queries:
         raise ConfigError(f"causal attention of {queries} queries to {keys} keys: there must be a key for each query")
     return torch.ones(queries, keys, dtype=torch.bool, device=scores.device).triu(1 + keys - queries)
 
 
-def _softmax(scores: Tensor, mask: Optional[Tensor], dtype: torch.dtype) -> Tensor:
+def _softmax(scores: Tensor, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Softmax of float32 ``scores`` over the last dim; a row that is masked throughout is 0, not NaN."""
     if mask is None:
         return torch.softmax(scores, dim=-1).to(dtype)
@@ -40,7 +39,7 @@ def _softmax_backward(grad: Tensor, probs: Tensor, scale: float) -> Tensor:
 
 
 class ScaledUpperTriangMaskedSoftmax(torch.autograd.Function):
-    """``apply(inputs, scale)``: causal softmax of ``scale * inputs``, (batches, S_q, S_k) to the same shape and dtype."""
+    """``apply(inputs, scale)``: causal softmax of ``scale * inputs``, (batches, S_q, S_k) to the same."""
 
     @staticmethod
     def forward(ctx, inputs: Tensor, scale: float) -> Tensor:
@@ -56,10 +55,10 @@ class ScaledUpperTriangMaskedSoftmax(torch.autograd.Function):
 
 
 class ScaledMaskedSoftmax(torch.autograd.Function):
-    """``apply(inputs, mask, scale)``: softmax of ``scale * inputs``, (B, H, S_q, S_k), where ``mask`` (broadcast to it) is 0."""
+    """``apply(inputs, mask, scale)``: softmax of ``scale * inputs``, (B, H, S_q, S_k), where ``mask`` is 0."""
 
     @staticmethod
-    def forward(ctx, inputs: Tensor, mask: Optional[Tensor], scale: float) -> Tensor:
+    def forward(ctx, inputs: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         probs = _softmax(inputs.float() * scale, None if mask is None else mask.bool(), inputs.dtype)
         ctx.scale = scale
         ctx.save_for_backward(probs)
@@ -77,8 +76,8 @@ class FusedScaleMaskSoftmax(nn.Module):
     Args:
         input_in_fp16, input_in_bf16: dtype of the scores; the result has the same one.
         attn_mask_type: causal scores are masked here, also if ``mask`` is None; for the others ``mask`` says it all.
-        scaled_masked_softmax_fusion: use this file's functions for 16-bit scores, which save memory; else plain torch calls,
-            with ``mask_func``.
+        scaled_masked_softmax_fusion: use this file's functions for 16-bit scores, which save memory; else plain torch
+            calls, with ``mask_func``.
         mask_func: ``(scores, mask) -> scores`` with what is masked made very negative; used without the fusion.
         softmax_in_fp32: compute in float32 whatever comes in.
         scale: factor of the scores; None for 1.
@@ -95,7 +94,7 @@ class FusedScaleMaskSoftmax(nn.Module):
         scaled_masked_softmax_fusion: bool,
         mask_func: Callable[[Tensor, Tensor], Tensor],
         softmax_in_fp32: bool,
-        scale: Optional[float],
+        scale: float | None,
     ) -> None:
         super().__init__()
         if input_in_fp16 and input_in_bf16:
@@ -108,7 +107,7 @@ class FusedScaleMaskSoftmax(nn.Module):
         self.scaled_masked_softmax_fusion = scaled_masked_softmax_fusion
         self.mask_func, self.softmax_in_fp32, self.scale = mask_func, softmax_in_fp32, scale
 
-    def forward(self, input: Tensor, mask: Optional[Tensor]) -> Tensor:
+    def forward(self, input: Tensor, mask: Tensor | None) -> Tensor:
         """Probabilities of scores ``input`` (B, H, S_q, S_k); ``mask`` broadcasts to it and is nonzero where masked."""
         if input.dim() != 4:
             raise ConfigError(f"input of shape {tuple(input.shape)} must be (batch, heads, queries, keys)")
@@ -116,7 +115,7 @@ class FusedScaleMaskSoftmax(nn.Module):
             return self.forward_fused_softmax(input, mask)
         return self.forward_torch_softmax(input, mask)
 
-    def forward_fused_softmax(self, input: Tensor, mask: Optional[Tensor]) -> Tensor:
+    def forward_fused_softmax(self, input: Tensor, mask: Tensor | None) -> Tensor:
         scale = 1.0 if self.scale is None else self.scale
         if self.attn_mask_type is AttnMaskType.causal and mask is None:
             batch, heads, queries, keys = input.shape
@@ -124,7 +123,7 @@ class FusedScaleMaskSoftmax(nn.Module):
             return probs.view(batch, heads, queries, keys)
         return ScaledMaskedSoftmax.apply(input, self._with_future(input, mask), scale)
 
-    def forward_torch_softmax(self, input: Tensor, mask: Optional[Tensor]) -> Tensor:
+    def forward_torch_softmax(self, input: Tensor, mask: Tensor | None) -> Tensor:
         scores = input.float() if self.input_in_float16 and self.softmax_in_fp32 else input
         if self.scale is not None:
             scores = scores * self.scale
@@ -133,7 +132,7 @@ class FusedScaleMaskSoftmax(nn.Module):
             scores = self.mask_func(scores, mask)
         return torch.softmax(scores, dim=-1).to(input.dtype)
 
-    def _with_future(self, input: Tensor, mask: Optional[Tensor]) -> Optional[Tensor]:
+    def _with_future(self, input: Tensor, mask: Tensor | None) -> Tensor | None:
         """``mask``, under ``causal`` with later keys added to it."""
         if self.attn_mask_type is not AttnMaskType.causal:
             return mask

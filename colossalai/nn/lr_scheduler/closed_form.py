@@ -1,13 +1,14 @@
 """Learning rates as pure functions of the step.
 
-torch's schedulers multiply the learning rate they find, so that their sequence depends on what happened to it: a scheduler
-inside another, a checkpoint loaded late or a changed group bends the curve. Here the rate at step ``t`` is computed from ``t``
-and the groups' initial rates alone. Hence a resumed run continues exactly, ``get_lr`` may be called at any time, and no
-bookkeeping of ``optimizer.step`` calls is needed (torch's warning about their order is wrong where fp16 skips a step).
+torch's schedulers multiply the learning rate they find, so that their sequence depends on what happened to it: a
+scheduler inside another, a checkpoint loaded late or a changed group bends the curve. Here the rate at step ``t`` is
+computed from ``t`` and the groups' initial rates alone. Hence a resumed run continues exactly, ``get_lr`` may be called
+at any time, and no bookkeeping of ``optimizer.step`` calls is needed (torch's warning about their order is wrong where
+fp16 skips a step).
 """
 
 import warnings
-from typing import Any, Optional, Union
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -18,7 +19,7 @@ from colossalai.utils.errors import ConfigError
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def number(value: Union[float, Tensor]) -> float:
+def number(value: float | Tensor) -> float:
     return value.item() if isinstance(value, Tensor) else value
 
 
@@ -41,7 +42,8 @@ class ClosedFormLR(LRScheduler):
 
     Args:
         optimizer: a torch optimizer, or the wrapper that ``booster.boost`` returned.
-        last_epoch: step to continue after, -1 to begin. To continue, groups must have ``initial_lr``, or load a state instead.
+        last_epoch: step to continue after, -1 to begin. To continue, groups must have ``initial_lr``, or load a state
+            instead.
 
     Raises:
         TypeError: where ``optimizer`` is no torch optimizer.
@@ -56,8 +58,8 @@ class ClosedFormLR(LRScheduler):
                 group.setdefault("initial_lr", number(group["lr"]))
             elif "initial_lr" not in group:
                 raise KeyError(
-                    f"param group {i} has no 'initial_lr', which last_epoch={last_epoch} needs: load the optimizer first, or "
-                    "leave last_epoch out and load the scheduler's state"
+                    f"param group {i} has no 'initial_lr', which last_epoch={last_epoch} needs: load the optimizer "
+                    "first, or leave last_epoch out and load the scheduler's state"
                 )
         self.optimizer = optimizer
         self.base_lrs = [number(group["initial_lr"]) for group in optimizer.param_groups]
@@ -82,12 +84,12 @@ class ClosedFormLR(LRScheduler):
         self._step_count = 0
         self.step()
 
-    def step(self, epoch: Optional[int] = None) -> None:
+    def step(self, epoch: int | None = None) -> None:
         """Go on by one step, or to step ``epoch``, and set the groups' learning rates."""
         self._step_count += 1
         self._update_lr(epoch)
 
-    def _update_lr(self, epoch: Optional[int] = None) -> None:
+    def _update_lr(self, epoch: int | None = None) -> None:
         self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
         self._set_lrs()
 
@@ -95,15 +97,15 @@ class ClosedFormLR(LRScheduler):
         groups, lrs = self.optimizer.param_groups, self.get_lr()
         if len(groups) != len(lrs):
             raise ConfigError(
-                f"{type(self).__name__} was made for {len(lrs)} param groups and the optimizer has {len(groups)} now: make the "
-                "scheduler after the last add_param_group"
+                f"{type(self).__name__} was made for {len(lrs)} param groups and the optimizer has {len(groups)} now: "
+                "make the scheduler after the last add_param_group"
             )
-        for group, lr in zip(groups, lrs):
+        for group, lr in zip(groups, lrs, strict=True):
             set_lr(group, lr)
         self._last_lr = lrs
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything but the optimizer, as numbers, strings and lists of them: ``torch.load`` reads it with ``weights_only``."""
+        """All but the optimizer, as numbers, strings and lists: ``torch.load`` reads it with ``weights_only``."""
         return {key: value for key, value in self.__dict__.items() if key != "optimizer" and _is_plain(value)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -116,8 +118,8 @@ class ClosedFormLR(LRScheduler):
         saved, groups = len(state.get("base_lrs", self.base_lrs)), len(self.optimizer.param_groups)
         if saved != groups:
             raise ConfigError(
-                f"the state of {type(self).__name__} is of {saved} param groups, the optimizer has {groups}: build the optimizer "
-                "with the groups it was saved with"
+                f"the state of {type(self).__name__} is of {saved} param groups, the optimizer has {groups}: build the "
+                "optimizer with the groups it was saved with"
             )
         state.pop("optimizer", None)
         self.__dict__.update(state)

@@ -30,10 +30,9 @@ class CosineAnnealingLR(ClosedFormLR):
 
 
 class CosineAnnealingWarmupLR(WarmupScheduler):
-    """A linear warmup of ``warmup_steps``, then :class:`CosineAnnealingLR` over the rest of ``total_steps``::
+    """A linear warmup of ``warmup_steps``, then :class:`CosineAnnealingLR` over the rest of ``total_steps``.
 
-        lr(t) = (t + 1) / warmup_steps * base                                   t < warmup_steps
-        lr(t) = cosine(t - warmup_steps) over total_steps - warmup_steps        after it
+    The warmup is ``lr(t) = (t + 1) / warmup_steps * base``; at ``t = warmup_steps`` the rate is ``base`` once more.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class FlatAnnealingLR(DelayerScheduler):
 
 
 class FlatAnnealingWarmupLR(WarmupDelayerScheduler):
-    """A linear warmup, the initial learning rate for ``pct_start`` of the remaining steps, then a cosine to ``eta_min``.
+    """A linear warmup, then the initial learning rate for ``pct_start`` of the rest, then a cosine to ``eta_min``.
 
     Raises:
         ValueError (ConfigError): where ``pct_start`` is not between 0 and 1.
@@ -85,9 +84,7 @@ class FlatAnnealingWarmupLR(WarmupDelayerScheduler):
         ignore("FlatAnnealingWarmupLR", kwargs)
         _check_pct(pct_start)
         flat = int((total_steps - warmup_steps) * pct_start)
-        cosine = CosineAnnealingLR(
-            optimizer, total_steps - warmup_steps - flat, eta_min=eta_min, last_epoch=last_epoch
-        )
+        cosine = CosineAnnealingLR(optimizer, total_steps - warmup_steps - flat, eta_min=eta_min, last_epoch=last_epoch)
         super().__init__(optimizer, warmup_steps, max(flat, 0), cosine, last_epoch=last_epoch)
 
 

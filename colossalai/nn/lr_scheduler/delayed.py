@@ -1,6 +1,6 @@
 """Schedules of two stages: something of one's own first, then another scheduler from its step 0 on."""
 
-from typing import Any, Optional
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -14,8 +14,8 @@ from .closed_form import ClosedFormLR, number, set_lr
 class TwoStageScheduler(ClosedFormLR):
     """``first_stage`` for ``first_steps`` steps (none here), then ``after_scheduler``.
 
-    If ``after_scheduler`` is one of this package, both stages are pure functions of the step. Any other torch scheduler (but
-    ReduceLROnPlateau, which wants a metric) is stepped along, from the learning rates it set when it was made.
+    If ``after_scheduler`` is one of this package, both stages are pure functions of the step. Any other torch scheduler
+    (but ReduceLROnPlateau, which wants a metric) is stepped along, from the learning rates it set when it was made.
 
     Args:
         optimizer: the optimizer ``after_scheduler`` was made for.
@@ -25,8 +25,8 @@ class TwoStageScheduler(ClosedFormLR):
     def __init__(self, optimizer: Optimizer, after_scheduler: LRScheduler, last_epoch: int = -1) -> None:
         if isinstance(after_scheduler, ReduceLROnPlateau) or not isinstance(after_scheduler, LRScheduler):
             raise ConfigError(
-                f"after_scheduler: {type(after_scheduler).__name__} cannot follow a warmup or delay, give an LRScheduler that steps "
-                "without a metric"
+                f"after_scheduler: {type(after_scheduler).__name__} cannot follow a warmup or delay, give an "
+                "LRScheduler that steps without a metric"
             )
         self.after_scheduler = after_scheduler
         self.finished = False
@@ -56,11 +56,12 @@ class TwoStageScheduler(ClosedFormLR):
             return list(self._foreign_first)
         if step != self.last_epoch:
             raise ConfigError(
-                f"{type(self.after_scheduler).__name__} does not tell its learning rates ahead: only the present step can be asked"
+                f"{type(self.after_scheduler).__name__} does not tell its learning rates ahead: only the present step "
+                "can be asked"
             )
         return [number(lr) for lr in self.after_scheduler.get_last_lr()]
 
-    def _update_lr(self, epoch: Optional[int] = None) -> None:
+    def _update_lr(self, epoch: int | None = None) -> None:
         before = self.last_epoch
         self.last_epoch = before + 1 if epoch is None else epoch
         if not self._closed and self.last_epoch > self.first_steps:
@@ -71,7 +72,7 @@ class TwoStageScheduler(ClosedFormLR):
         """Step a scheduler that multiplies the learning rate it finds, from the one it left."""
         after = self.after_scheduler
         start = self._foreign_first if before == self.first_steps else [number(lr) for lr in after.get_last_lr()]
-        for group, lr in zip(self.optimizer.param_groups, start):
+        for group, lr in zip(self.optimizer.param_groups, start, strict=True):
             set_lr(group, lr)
         if self.last_epoch == before + 1:
             after.step()
@@ -88,7 +89,7 @@ class TwoStageScheduler(ClosedFormLR):
             after._last_lr = after.get_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """As for every scheduler; the inner one as ``after_scheduler_type`` (its class name) and ``after_scheduler_dict``."""
+        """Own fields, and the inner scheduler as ``after_scheduler_type`` (class name), ``after_scheduler_dict``."""
         state = super().state_dict()
         state["after_scheduler_type"] = type(self.after_scheduler).__name__
         state["after_scheduler_dict"] = self.after_scheduler.state_dict()
@@ -108,7 +109,8 @@ class TwoStageScheduler(ClosedFormLR):
             raise ConfigError(f"the state has a {found} after the first stage, this {type(self).__name__} a {own}")
         if inner is None:
             get_dist_logger().warning(
-                f"the state of {type(self).__name__} has no 'after_scheduler_dict': the inner {own} keeps its own", ranks=[0]
+                f"the state of {type(self).__name__} has no 'after_scheduler_dict': the inner {own} keeps its own",
+                ranks=[0],
             )
         else:
             self.after_scheduler.load_state_dict(inner)
@@ -131,7 +133,8 @@ class DelayerScheduler(TwoStageScheduler):
 
 
 class WarmupScheduler(TwoStageScheduler):
-    """``(t + 1) / warmup_epochs`` of the initial learning rate at step ``t`` < ``warmup_epochs``, then ``after_scheduler``."""
+    """``(t + 1) / warmup_epochs`` of the initial learning rate at step ``t`` < ``warmup_epochs``, then
+    ``after_scheduler``."""
 
     def __init__(
         self, optimizer: Optimizer, warmup_epochs: int, after_scheduler: LRScheduler, last_epoch: int = -1
@@ -149,7 +152,8 @@ class WarmupScheduler(TwoStageScheduler):
 
 
 class WarmupDelayerScheduler(TwoStageScheduler):
-    """A linear warmup of ``warmup_epochs`` steps, the initial learning rate for ``delay_epochs``, then ``after_scheduler``."""
+    """A linear warmup of ``warmup_epochs`` steps, the initial learning rate for ``delay_epochs``, then
+    ``after_scheduler``."""
 
     def __init__(
         self,

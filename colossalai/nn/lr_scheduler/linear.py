@@ -4,10 +4,12 @@ from .closed_form import ClosedFormLR, ignore
 
 
 class LinearWarmupLR(ClosedFormLR):
-    """A linear warmup, then a straight line to 0 at ``total_steps``, where it stays::
+    """A linear warmup, then a straight line to 0::
 
-        lr(t) = (t + 1) / (warmup_steps + 1) * base                             t < warmup_steps
-        lr(t) = max(total_steps - t, 0) / (total_steps - warmup_steps) * base   after it
+        lr(t) = (t + 1) / (warmup_steps + 1) * base                     t < warmup_steps
+        lr(t) = (total_steps - t) / (total_steps - warmup_steps) * base after it
+
+    From ``total_steps`` on it stays 0; upstream's line goes on below.
     """
 
     def __init__(

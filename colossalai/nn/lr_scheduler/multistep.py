@@ -1,7 +1,6 @@
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping
-from typing import Optional
 
 from torch.optim import Optimizer
 
@@ -25,7 +24,7 @@ class MultiStepLR(ClosedFormLR):
         self,
         optimizer: Optimizer,
         total_steps: int,
-        milestones: Optional[list[int]] = None,
+        milestones: list[int] | None = None,
         gamma: float = 0.1,
         last_epoch: int = -1,
         **kwargs,
@@ -47,7 +46,8 @@ class MultiStepLR(ClosedFormLR):
 
 
 class MultiStepWarmupLR(WarmupScheduler):
-    """A linear warmup, then :class:`MultiStepLR`; milestones are counted from the start, those in the warmup are dropped.
+    """A linear warmup, then :class:`MultiStepLR`; milestones are counted from the start, those in the warmup are
+    dropped.
 
     Raises:
         TypeError: where ``milestones`` is None.
@@ -59,7 +59,7 @@ class MultiStepWarmupLR(WarmupScheduler):
         optimizer: Optimizer,
         total_steps: int,
         warmup_steps: int = 0,
-        milestones: Optional[list[int]] = None,
+        milestones: list[int] | None = None,
         gamma: float = 0.1,
         last_epoch: int = -1,
         **kwargs,
@@ -82,7 +82,7 @@ class _Milestones(MultiStepLR):
 _Milestones.__name__ = "MultiStepLR"
 
 
-def _check(milestones: Optional[list[int]]) -> None:
+def _check(milestones: list[int] | None) -> None:
     if milestones is None:
         raise TypeError("milestones is None: give the list of steps at which the learning rate falls")
     if len(milestones) == 0:

@@ -1,5 +1,4 @@
 from math import cos, pi
-from typing import Union
 
 from torch.optim import Optimizer
 
@@ -11,13 +10,14 @@ from .closed_form import ClosedFormLR, ignore, number
 class OneCycleLR(ClosedFormLR):
     """One cycle up and down (Smith & Topin 2019, arXiv:1708.07120), the same as torch's in two phases.
 
-    The groups' learning rates when this is made are the peaks. The rate starts at ``peak / div_factor``, reaches the peak at
-    ``pct_start`` of the steps and ends at ``start / final_div_factor``; with ``cycle_momentum`` the momentum (or beta1) of the groups
-    runs the other way, between ``max_momentum`` and ``base_momentum``.
+    The groups' learning rates when this is made are the peaks. The rate starts at ``peak / div_factor``, reaches the
+    peak at ``pct_start`` of the steps and ends at ``start / final_div_factor``; with ``cycle_momentum`` the momentum
+    (or beta1) of the groups runs the other way, between ``max_momentum`` and ``base_momentum``.
 
     Raises:
-        ValueError (ConfigError): for ``total_steps`` that is no positive integer, ``pct_start`` outside 0 to 1, an unknown
-            ``anneal_strategy``, an optimizer without momentum under ``cycle_momentum``, or steps past ``total_steps``.
+        ValueError (ConfigError): for ``total_steps`` that is no positive integer, ``pct_start`` outside 0 to 1, an
+            unknown ``anneal_strategy``, an optimizer without momentum under ``cycle_momentum``, or steps past
+            ``total_steps``.
     """
 
     def __init__(
@@ -27,8 +27,8 @@ class OneCycleLR(ClosedFormLR):
         pct_start: float = 0.3,
         anneal_strategy: str = "cos",
         cycle_momentum: bool = True,
-        base_momentum: Union[float, list[float]] = 0.85,
-        max_momentum: Union[float, list[float]] = 0.95,
+        base_momentum: float | list[float] = 0.85,
+        max_momentum: float | list[float] = 0.95,
         div_factor: float = 25.0,
         final_div_factor: float = 10000.0,
         last_epoch: int = -1,
@@ -45,12 +45,14 @@ class OneCycleLR(ClosedFormLR):
         self.cycle_momentum = cycle_momentum
         groups = optimizer.param_groups
         if cycle_momentum and "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
-            raise ConfigError("cycle_momentum=True needs an optimizer with momentum or betas: pass cycle_momentum=False")
+            raise ConfigError(
+                "cycle_momentum=True needs an optimizer with momentum or betas: pass cycle_momentum=False"
+            )
         self.use_beta1 = "betas" in optimizer.defaults
         self.base_momentums = _per_group("base_momentum", base_momentum, len(groups))
         self.max_momentums = _per_group("max_momentum", max_momentum, len(groups))
         if last_epoch == -1:
-            for group, low, high in zip(groups, self.base_momentums, self.max_momentums):
+            for group, low, high in zip(groups, self.base_momentums, self.max_momentums, strict=True):
                 peak = number(group["lr"])
                 group["initial_lr"], group["max_lr"] = peak / div_factor, peak
                 group["min_lr"] = group["initial_lr"] / final_div_factor
@@ -68,7 +70,9 @@ class OneCycleLR(ClosedFormLR):
     def _phase(self, step: int) -> tuple[bool, float]:
         """(still going up, how far into this phase)."""
         if step > self.total_steps:
-            raise ConfigError(f"step {step} of a schedule of total_steps={self.total_steps}: stop stepping it, or make it longer")
+            raise ConfigError(
+                f"step {step} of a schedule of total_steps={self.total_steps}: stop stepping it, or make it longer"
+            )
         top, end = float(self.pct_start * self.total_steps) - 1, self.total_steps - 1
         up = step <= top
         start, stop = (0.0, top) if up else (top, end)
@@ -78,7 +82,7 @@ class OneCycleLR(ClosedFormLR):
         up, part = self._phase(step)
         return [
             self._anneal(first, peak, part) if up else self._anneal(peak, last, part)
-            for first, peak, last in zip(self.base_lrs, self.max_lrs, self.min_lrs)
+            for first, peak, last in zip(self.base_lrs, self.max_lrs, self.min_lrs, strict=True)
         ]
 
     def momentums_at(self, step: int) -> list[float]:
@@ -86,21 +90,21 @@ class OneCycleLR(ClosedFormLR):
         up, part = self._phase(step)
         return [
             self._anneal(high, low, part) if up else self._anneal(low, high, part)
-            for low, high in zip(self.base_momentums, self.max_momentums)
+            for low, high in zip(self.base_momentums, self.max_momentums, strict=True)
         ]
 
     def _set_lrs(self) -> None:
         super()._set_lrs()
         if not self.cycle_momentum:
             return
-        for group, momentum in zip(self.optimizer.param_groups, self.momentums_at(self.last_epoch)):
+        for group, momentum in zip(self.optimizer.param_groups, self.momentums_at(self.last_epoch), strict=True):
             if self.use_beta1:
                 group["betas"] = (momentum, *group["betas"][1:])
             else:
                 group["momentum"] = momentum
 
 
-def _per_group(name: str, value: Union[float, list[float]], count: int) -> list[float]:
+def _per_group(name: str, value: float | list[float], count: int) -> list[float]:
     values = list(value) if isinstance(value, (list, tuple)) else [value] * count
     if len(values) != count:
         raise ConfigError(f"{name} has {len(values)} values, the optimizer {count} param groups")

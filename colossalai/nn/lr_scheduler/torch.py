@@ -1,7 +1,7 @@
-"""The schedules that torch has under the same names, as functions of the step. ``total_steps`` has no part in their rules."""
+"""The schedules that torch has under the same names, as functions of the step; they make no use of ``total_steps``."""
 
 from collections.abc import Callable
-from typing import Any, Optional, Union
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -41,14 +41,14 @@ class ExponentialLR(ClosedFormLR):
 class _FactorLR(ClosedFormLR):
     """Schedules given by functions of the step, one for all groups or one each.
 
-    Functions are not saved, being code; the attributes of callable objects are, and are restored into the objects given here.
+    Functions are not saved, being code; the attributes of callable objects are, and go into the objects given here.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
         total_steps: int,
-        lr_lambda: Union[Factor, list[Factor], None] = None,
+        lr_lambda: Factor | list[Factor] | None = None,
         last_epoch: int = -1,
     ) -> None:
         count = len(getattr(optimizer, "param_groups", ()))
@@ -56,7 +56,9 @@ class _FactorLR(ClosedFormLR):
         if len(lambdas) != count:
             raise ConfigError(f"lr_lambda has {len(lambdas)} functions, the optimizer {count} param groups")
         if not all(callable(f) for f in lambdas):
-            raise TypeError(f"{type(self).__name__} needs lr_lambda, a function of the step or a list with one for each group")
+            raise TypeError(
+                f"{type(self).__name__} needs lr_lambda, a function of the step or a list with one for each group"
+            )
         self.lr_lambdas = lambdas
         super().__init__(optimizer, last_epoch)
 
@@ -74,7 +76,7 @@ class _FactorLR(ClosedFormLR):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         state = dict(state_dict)
-        for function, saved in zip(self.lr_lambdas, state.pop("lr_lambdas", None) or ()):
+        for function, saved in zip(self.lr_lambdas, state.pop("lr_lambdas", None) or (), strict=False):
             if saved is not None:
                 function.__dict__.update(saved)
         super().load_state_dict(state)
@@ -94,10 +96,10 @@ class MultiplicativeLR(_FactorLR):
         self,
         optimizer: Optimizer,
         total_steps: int,
-        lr_lambda: Union[Factor, list[Factor], None] = None,
+        lr_lambda: Factor | list[Factor] | None = None,
         last_epoch: int = -1,
     ) -> None:
-        self._products: Optional[dict[int, tuple[int, float]]] = None
+        self._products: dict[int, tuple[int, float]] | None = None
         super().__init__(optimizer, total_steps, lr_lambda, last_epoch)
 
     def _factor(self, group: int, step: int) -> float:

@@ -1,4 +1,4 @@
-"""The arithmetic of Adam and AdamW, once for all optimizers that use it (Kingma & Ba 2015; Loshchilov & Hutter 2019)."""
+"""The arithmetic of Adam and AdamW, for all optimizers that use it (Kingma & Ba 2015; Loshchilov & Hutter 2019)."""
 
 from dataclasses import dataclass
 from functools import partial

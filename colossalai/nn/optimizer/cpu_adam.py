@@ -1,5 +1,3 @@
-from typing import Optional
-
 import torch
 
 from colossalai.utils.errors import ConfigError
@@ -20,8 +18,8 @@ class CPUAdam(TensorOptimizer):
         nvme_offload_fraction: part of the state kept on disk. Comes with Gemini; anything but 0 raises NotBuiltError.
         nvme_offload_dir: where that state would go; without effect at fraction 0.
 
-    The state of a parameter is ``step`` (int), ``exp_avg`` and ``exp_avg_sq`` (the parameter's shape, dtype and device).
-    Gradients may be of a lower dtype than their parameter and are then converted piece by piece.
+    The state of a parameter is ``step`` (int), ``exp_avg`` and ``exp_avg_sq`` (the parameter's shape, dtype and
+    device). Gradients may be of a lower dtype than their parameter and are then converted piece by piece.
 
     Raises:
         ConfigError: for numbers out of range.
@@ -40,7 +38,7 @@ class CPUAdam(TensorOptimizer):
         weight_decay: float = 0,
         adamw_mode: bool = True,
         nvme_offload_fraction: float = 0.0,
-        nvme_offload_dir: Optional[str] = None,
+        nvme_offload_dir: str | None = None,
     ) -> None:
         check_hyper("lr", lr)
         check_betas(betas)
@@ -59,8 +57,8 @@ class CPUAdam(TensorOptimizer):
 
         Args:
             closure: evaluated first, with gradients enabled.
-            div_scale: gradients are divided by it where it is positive: a loss scale times a clipping factor. It may be a
-                tensor of one element, which is then never read by the host.
+            div_scale: gradients are divided by it where it is positive: a loss scale times a clipping factor. It may be
+                a tensor of one element, which is then never read by the host.
         """
         loss = self._loss_of(closure)
         for group in self.param_groups:

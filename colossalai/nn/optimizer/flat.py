@@ -2,28 +2,27 @@
 
 [Note: rows]
 
-A *row* is one parameter with what goes with it, ``(param, grad, *state)``, all of one shape; ``update`` takes a list of rows and
-two forms of the same arithmetic on lists of tensors:
+A *row* is one parameter with what goes with it, ``(param, grad, *state)``, all of one shape; ``update`` takes a list of
+rows and two forms of the same arithmetic on lists of tensors:
 
 ``fused``
-    a kernel of torch's that reads and writes everything once (five to seven times a foreach chain on a CPU). It wants all
-    tensors in one dtype and memory order.
+    a kernel of torch's that reads and writes everything once (five to seven times a foreach chain on a CPU). It wants
+    all tensors in one dtype and memory order.
 ``plain``
-    the same in foreach calls, for devices without the kernel and for tensors that are not dense. It gets float32 (or wider)
-    copies of 16-bit tensors, and what it changed is rounded back.
+    the same in foreach calls, for devices without the kernel and for tensors that are not dense. It gets float32 (or
+    wider) copies of 16-bit tensors, and what it changed is rounded back.
 
-A gradient of another dtype than its parameter, or one to be divided, is converted a batch at a time into scratch: a full copy of
-the gradients in the parameters' dtype never exists, and ``grad`` itself is left as it was.
+A gradient of another dtype than its parameter, or one to be divided, is converted a batch at a time into scratch: a
+full copy of the gradients in the parameters' dtype never exists, and ``grad`` itself is left as it was.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Optional, Union
 
 import torch
 from torch import Tensor
 
 Row = tuple[Tensor, ...]
-Scale = Union[float, Tensor]
+Scale = float | Tensor
 Update = Callable[..., None]
 
 FUSED_DEVICES = ("cpu", "cuda")
@@ -50,7 +49,7 @@ def same_order(a: Tensor, b: Tensor) -> bool:
     return a.stride() == b.stride() or (a.is_contiguous() and b.is_contiguous())
 
 
-def flattened(row: Row) -> Optional[Row]:
+def flattened(row: Row) -> Row | None:
     """The row as 1-D views in memory order; a gradient in another order is copied. None if that cannot be done."""
     param, grad, *state = row
     if not is_dense(param) or not all(is_dense(t) and same_order(t, param) for t in state):
@@ -83,7 +82,7 @@ def batch_limit(device: torch.device) -> int:
 
 
 def columns(rows: list[Row]) -> list[list[Tensor]]:
-    return [list(column) for column in zip(*rows)]
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def divides(scale: Scale) -> bool:
@@ -100,7 +99,7 @@ class Wide:
     def __call__(self, tensors: list[Tensor], write: bool = True) -> list[Tensor]:
         wide = [t.float() if t.dtype.itemsize < 4 else t for t in tensors]
         if write:
-            self._pairs += [(t, w) for t, w in zip(tensors, wide) if w is not t]
+            self._pairs += [(t, w) for t, w in zip(tensors, wide, strict=True) if w is not t]
         return wide
 
     def close(self) -> None:
@@ -113,14 +112,15 @@ def scaled_grads(grads: list[Tensor], like: list[Tensor], scale: Scale) -> list[
     """The gradients in the dtypes of ``like``, divided by ``scale``; the very tensors where nothing is to be done."""
     if divides(scale):
         factor = scale.to(like[0].device) if isinstance(scale, Tensor) else scale
-        return [g.to(dtype=p.dtype, copy=True).div_(factor) for g, p in zip(grads, like)]
-    return [g.to(p.dtype) for g, p in zip(grads, like)]
+        return [g.to(dtype=p.dtype, copy=True).div_(factor) for g, p in zip(grads, like, strict=True)]
+    return [g.to(p.dtype) for g, p in zip(grads, like, strict=True)]
 
 
-def update(rows: list[Row], fused: Optional[Update], plain: Update, div_scale: Scale = -1) -> None:
-    """Apply ``fused`` where there is one that can run, else ``plain``, to ``rows``; gradients divided by a positive ``div_scale``.
+def update(rows: list[Row], fused: Update | None, plain: Update, div_scale: Scale = -1) -> None:
+    """Apply ``fused`` to ``rows`` where there is one that can run, else ``plain``.
 
-    Both are called with one list of tensors a column, all of one device; each row is met exactly once, maybe in pieces.
+    Gradients are divided by a positive ``div_scale``. Both are called with one list of tensors a column, all of one
+    device; each row is met exactly once, maybe in pieces.
     """
     kinds: dict[tuple, list[Row]] = {}
     for row in rows:
@@ -137,7 +137,7 @@ def update(rows: list[Row], fused: Optional[Update], plain: Update, div_scale: S
         else:
             kind = "staged"
         kinds.setdefault((kind, param.device, param.dtype), []).append(row if flat is None else flat)
-    for (kind, device, dtype), same in kinds.items():
+    for (kind, device, _dtype), same in kinds.items():
         if kind == "fused":
             fused(*columns(same))
         elif kind == "whole":
@@ -158,7 +158,7 @@ def _staged(rows: list[Row], fused: Update, div_scale: Scale) -> None:
     pieces = list(scratch.split([p.numel() for p in params]))
     scale = div_scale.to(scratch.device) if isinstance(div_scale, Tensor) else div_scale
     if divides(scale) and all(g.dtype == scratch.dtype for g in grads):
-        for piece, grad in zip(pieces, grads):
+        for piece, grad in zip(pieces, grads, strict=True):
             torch.div(grad, scale, out=piece)
     else:
         torch._foreach_copy_(pieces, grads)

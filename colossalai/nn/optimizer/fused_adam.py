@@ -47,9 +47,7 @@ class FusedAdam(GradNoneMixin, TensorOptimizer):
         )
 
     @torch.no_grad()
-    def step(
-        self, closure=None, grads=None, output_params=None, scale=None, grad_norms=None, div_scale: Scale = -1
-    ):
+    def step(self, closure=None, grads=None, output_params=None, scale=None, grad_norms=None, div_scale: Scale = -1):
         """Update all parameters that have a gradient; returns the loss of ``closure``, if one is given.
 
         Args:
@@ -59,8 +57,8 @@ class FusedAdam(GradNoneMixin, TensorOptimizer):
         """
         if any(old is not None for old in (grads, output_params, scale, grad_norms)):
             raise RuntimeError(
-                "FusedAdam.step: grads, output_params, scale and grad_norms are no longer supported; set param.grad, and give "
-                "the loss scale as div_scale"
+                "FusedAdam.step: grads, output_params, scale and grad_norms are no longer supported; set param.grad, "
+                "and give the loss scale as div_scale"
             )
         loss = self._loss_of(closure)
         for group in self.param_groups:
@@ -81,7 +79,7 @@ class FusedAdam(GradNoneMixin, TensorOptimizer):
         return loss
 
     def _steps_so_far(self, group: dict) -> int:
-        """``group["step"]``; where it is missing, what a checkpoint of another Adam counted in the parameters' state."""
+        """``group["step"]``; where it is missing, what a checkpoint of another Adam counted by parameter."""
         if "step" in group:
             return int(group["step"])
         return max((int(self.state[p]["step"]) for p in group["params"] if "step" in self.state.get(p, ())), default=0)

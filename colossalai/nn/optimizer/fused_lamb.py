@@ -1,5 +1,3 @@
-from typing import Optional
-
 import torch
 from torch import Tensor
 
@@ -22,8 +20,8 @@ class FusedLAMB(GradNoneMixin, TensorOptimizer):
         max_grad_norm: largest norm of all gradients together; 0 for no clipping.
         use_nvlamb: use trust ratios also in groups without weight decay, where they otherwise are 1.
 
-    Steps are counted in ``group["step"]``; the state of a parameter is ``exp_avg`` and ``exp_avg_sq``. Tensors may be flat
-    pieces of larger ones if ``segment_norms`` is set, see :mod:`colossalai.nn.optimizer.segments`.
+    Steps are counted in ``group["step"]``; the state of a parameter is ``exp_avg`` and ``exp_avg_sq``. Tensors may be
+    flat pieces of larger ones if ``segment_norms`` is set, see :mod:`colossalai.nn.optimizer.segments`.
 
     Raises:
         RuntimeError: for ``amsgrad=True``.
@@ -75,7 +73,7 @@ class FusedLAMB(GradNoneMixin, TensorOptimizer):
         found = [list(self._with_grad(group)) for group in self.param_groups]
         norm = self._gradient_norm(found)
         params, parts, squares, adaptive = [], [], [], []
-        for group, pairs in zip(self.param_groups, found):
+        for group, pairs in zip(self.param_groups, found, strict=True):
             group["step"] = int(group.get("step", 0)) + 1
             rows = [(local(p), local(g), *self._state_like(p, "exp_avg", "exp_avg_sq")) for p, g in pairs]
             part = LambGroup(self._rule(group), rows)
@@ -89,15 +87,15 @@ class FusedLAMB(GradNoneMixin, TensorOptimizer):
         ratios = iter(())
         if any(adaptive):
             whole = trust_ratios(*self.segment_norms(params, joined(squares, 2, self.param_groups)))
-            ratios = iter(whole.split([part.count for part, adapts in zip(parts, adaptive) if adapts]))
-        for part, adapts in zip(parts, adaptive):
+            ratios = iter(whole.split([part.count for part, adapts in zip(parts, adaptive, strict=True) if adapts]))
+        for part, adapts in zip(parts, adaptive, strict=True):
             part.second_pass(next(ratios) if adapts else None)
         return loss
 
     def _adapts(self, group: dict) -> bool:
         return self.use_nvlamb or group["weight_decay"] != 0
 
-    def _gradient_norm(self, found: list[list[tuple[Tensor, Tensor]]]) -> Optional[Tensor]:
+    def _gradient_norm(self, found: list[list[tuple[Tensor, Tensor]]]) -> Tensor | None:
         """Norm of all gradients of all ranks; None where no group clips."""
         if not any(group["max_grad_norm"] > 0 for group in self.param_groups):
             return None
@@ -114,7 +112,7 @@ class FusedLAMB(GradNoneMixin, TensorOptimizer):
         )
 
 
-def _clip_factor(norm: Optional[Tensor], max_norm: float) -> Optional[Tensor]:
+def _clip_factor(norm: Tensor | None, max_norm: float) -> Tensor | None:
     """What gradients of this norm are multiplied by; it stays on the device."""
     if norm is None or max_norm <= 0:
         return None

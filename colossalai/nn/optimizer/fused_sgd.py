@@ -1,5 +1,4 @@
 from functools import partial
-from typing import Union
 
 import torch
 from torch import Tensor
@@ -18,18 +17,19 @@ class FusedSGD(TensorOptimizer):
     Args:
         params: parameters, or groups of them.
         lr: learning rate; required.
-        wd_after_momentum: add ``weight_decay * p`` to the update after the momentum instead of to the gradient before it.
+        wd_after_momentum: add ``weight_decay * p`` to the update after the momentum, not to the gradient before it.
 
     With ``momentum`` the state of a parameter is ``momentum_buffer``; without there is none.
 
     Raises:
-        ValueError (ConfigError): for a missing ``lr``, negative numbers, or ``nesterov`` without momentum or with dampening.
+        ValueError (ConfigError): for a missing ``lr``, negative numbers, or ``nesterov`` without momentum or with
+            dampening.
     """
 
     def __init__(
         self,
         params,
-        lr: Union[float, object] = _REQUIRED,
+        lr: float | object = _REQUIRED,
         momentum: float = 0,
         dampening: float = 0,
         weight_decay: float = 0,

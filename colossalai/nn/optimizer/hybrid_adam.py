@@ -1,4 +1,4 @@
-from typing import Any, Optional
+from typing import Any
 
 from colossalai.utils.errors import ConfigError
 
@@ -11,8 +11,9 @@ _OTHER_ADAMS = {"amsgrad": False, "maximize": False, "differentiable": False, "c
 class HybridAdam(CPUAdam):
     """Adam or AdamW for parameters that may lie on the CPU, on a device, or move between them with their state.
 
-    The arguments are those of :class:`CPUAdam`. Any further keyword becomes a default option of the param groups, readable
-    as ``group[name]``; options of other Adams that would change the result (``amsgrad=True`` and the like) are refused.
+    The arguments are those of :class:`CPUAdam`. Any further keyword becomes a default option of the param groups,
+    readable as ``group[name]``; options of other Adams that would change the result (``amsgrad=True`` and the like) are
+    refused.
     """
 
     def __init__(
@@ -25,12 +26,14 @@ class HybridAdam(CPUAdam):
         weight_decay: float = 0,
         adamw_mode: bool = True,
         nvme_offload_fraction: float = 0.0,
-        nvme_offload_dir: Optional[str] = None,
+        nvme_offload_dir: str | None = None,
         **defaults: Any,
     ) -> None:
         for name, neutral in _OTHER_ADAMS.items():
             if defaults.get(name, neutral) not in (neutral, None):
-                raise ConfigError(f"HybridAdam has no {name}: leave {name}={defaults[name]!r} out, or use torch.optim.AdamW")
+                raise ConfigError(
+                    f"HybridAdam has no {name}: leave {name}={defaults[name]!r} out, or use torch.optim.AdamW"
+                )
         super().__init__(
             model_params,
             lr,

@@ -19,8 +19,8 @@ class Lamb(TensorOptimizer):
         adam: take 1 for every trust ratio.
         bias_correction: scale the learning rate by ``sqrt(1 - beta2^step) / (1 - beta1^step)``.
 
-    The state of a parameter is ``step`` (int), ``exp_avg`` and ``exp_avg_sq``. Its tensors may be flat pieces of larger ones if
-    ``segment_norms`` is set, see :mod:`colossalai.nn.optimizer.segments`.
+    The state of a parameter is ``step`` (int), ``exp_avg`` and ``exp_avg_sq``. Its tensors may be flat pieces of larger
+    ones if ``segment_norms`` is set, see :mod:`colossalai.nn.optimizer.segments`.
 
     Raises:
         ValueError (ConfigError): for lr, eps or betas out of range.
@@ -66,7 +66,7 @@ class Lamb(TensorOptimizer):
                 part.second_pass(None)
             return loss
         ratios = trust_ratios(*self.segment_norms(params, joined(squares, 2, self.param_groups)))
-        for part, ratio in zip(parts, ratios.split([part.count for part in parts])):
+        for part, ratio in zip(parts, ratios.split([part.count for part in parts]), strict=True):
             part.second_pass(ratio)
         return loss
 

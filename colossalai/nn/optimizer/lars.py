@@ -12,7 +12,7 @@ _MAX_RATIO, _MAX_ELEMENT = 50.0, 10.0
 
 
 class Lars(TensorOptimizer):
-    """LARS: SGD with momentum whose learning rate is set for each tensor (You, Gitman & Ginsburg 2017, arXiv:1708.03888)::
+    """LARS: SGD with momentum whose learning rate is set for each tensor (You et al. 2017, arXiv:1708.03888)::
 
         ratio = eeta * |p| / (|g| + weight_decay * |p| + epsilon)   within [0, 50]; 1 where |p| or |g| is 0
         buffer = momentum * buffer + clamp(g + weight_decay * p, -10, 10)
@@ -58,15 +58,17 @@ class Lars(TensorOptimizer):
         """Update all parameters that have a gradient; returns the loss of ``closure``, if one is given."""
         loss = self._loss_of(closure)
         found = [list(self._with_grad(group)) for group in self.param_groups]
-        pairs = [pair for group, members in zip(self.param_groups, found) if group["lars"] for pair in members]
+        pairs = [
+            pair for group, members in zip(self.param_groups, found, strict=True) if group["lars"] for pair in members
+        ]
         ratios = iter(())
         if any(group["lars"] for group in self.param_groups):
             squares = None
             if pairs:
                 squares = torch.stack([squared_norms([local(pair[i]) for pair in pairs]) for i in range(2)])
             weights, grads = self.segment_norms([p for p, _ in pairs], joined([squares], 2, self.param_groups)).sqrt()
-            ratios = iter(zip(weights.unbind(), grads.unbind()))
-        for group, members in zip(self.param_groups, found):
+            ratios = iter(zip(weights.unbind(), grads.unbind(), strict=True))
+        for group, members in zip(self.param_groups, found, strict=True):
             for p, grad in members:
                 ratio = _ratio(group, *next(ratios)) if group["lars"] else None
                 row = (local(p), local(grad))

@@ -1,11 +1,11 @@
 """LAMB's arithmetic (You et al. 2020, arXiv:1904.00962), shared by its two forms.
 
-The length of a tensor's update is known only when all of it was computed. Instead of keeping the updates, a second pass computes
-them again from the moments, batch by batch: as many bytes are read as storing them would write, and no memory is taken.
+The length of a tensor's update is known only when all of it was computed. Instead of keeping the updates, a second pass
+computes them again from the moments, batch by batch: as many bytes are read as storing them would write, and no memory
+is taken.
 """
 
 from dataclasses import dataclass
-from typing import Optional
 
 import torch
 from torch import Tensor
@@ -21,7 +21,9 @@ class LambRule:
         g = grad * clip   (+ weight_decay * p where not decoupled)
         m = beta1 * m + beta3 * g              v = beta2 * v + (1 - beta2) * g^2
         u = (m / c1) / (sqrt(v / c2) + eps)    (+ weight_decay * p where decoupled)
-        p = p - lr * ratio * u                 ratio = |p| / |u| of the whole tensor, 1 where either is 0
+        p = p - lr * ratio * u
+
+    with ``ratio = |p| / |u|`` of the whole tensor, 1 where either is 0.
     """
 
     lr: float
@@ -60,7 +62,7 @@ class LambGroup:
 
     def __init__(self, rule: LambRule, rows: list[Row]) -> None:
         self.rule = rule
-        kinds: dict[Optional[torch.device], list[tuple[int, Row]]] = {}
+        kinds: dict[torch.device | None, list[tuple[int, Row]]] = {}
         for index, row in enumerate(rows):
             flat = flattened(row)
             kinds.setdefault(None if flat is None else row[0].device, []).append((index, row if flat is None else flat))
@@ -72,13 +74,13 @@ class LambGroup:
         for device, members in self._kinds.items():
             places, rows = [index for index, _ in members], [row for _, row in members]
             if device is None:
-                yield from (([place], [row]) for place, row in zip(places, rows))
+                yield from (([place], [row]) for place, row in zip(places, rows, strict=True))
                 continue
             for batch in batches(rows, batch_limit(device)):
                 yield [places[index] for index, _ in batch], [piece for _, piece in batch]
 
-    def first_pass(self, clip: Optional[Tensor], norms: bool) -> Optional[Tensor]:
-        """Update the moments; with ``norms`` return the squared norms of parameters and updates, (2, number of rows)."""
+    def first_pass(self, clip: Tensor | None, norms: bool) -> Tensor | None:
+        """Update the moments; with ``norms`` return squared norms of parameters and updates, (2, number of rows)."""
         sums: list[list[list[Tensor]]] = [[[] for _ in range(self.count)] for _ in range(2)]
         for places, pieces in self._batches():
             params, grads, exp_avgs, exp_avg_sqs = columns(pieces)
@@ -89,14 +91,14 @@ class LambGroup:
             self.rule.moments(grads, params, exp_avgs, exp_avg_sqs)
             if norms:
                 for kind, tensors in enumerate((params, self.rule.direction(params, exp_avgs, exp_avg_sqs))):
-                    for place, square in zip(places, squared_norms(tensors).unbind()):
+                    for place, square in zip(places, squared_norms(tensors).unbind(), strict=True):
                         sums[kind][place].append(square)
             wide.close()
         if not norms or self.count == 0:
             return None
         return torch.stack([_added(parts, self._device) for parts in sums[0] + sums[1]]).view(2, -1)
 
-    def second_pass(self, ratios: Optional[Tensor]) -> None:
+    def second_pass(self, ratios: Tensor | None) -> None:
         """Move the parameters by ``lr * ratios`` (one a row; None for 1) along the updates."""
         ratios = None if ratios is None else list(ratios.unbind())
         for places, pieces in self._batches():
@@ -105,7 +107,7 @@ class LambGroup:
             params = wide(params)
             updates = self.rule.direction(params, wide(exp_avgs, write=False), wide(exp_avg_sqs, write=False))
             if ratios is not None:
-                torch._foreach_mul_(updates, [ratios[place].to(u) for place, u in zip(places, updates)])
+                torch._foreach_mul_(updates, [ratios[place].to(u) for place, u in zip(places, updates, strict=True)])
             torch._foreach_add_(params, updates, alpha=-self.rule.lr)
             wide.close()
 

@@ -2,23 +2,22 @@
 
 [Note: segment norms]
 
-LAMB and LARS scale each tensor's update by norms of that *whole* tensor; LAMB's fused form also clips by the norm of all
-gradients. Under ZeRO a rank steps flat segments, so the norm of what it holds is not the norm it needs. Such an optimizer
-therefore never uses a norm of its own: it computes squared norms of what it has, and asks::
+LAMB and LARS scale each tensor's update by norms of that *whole* tensor; LAMB's fused form also clips by the norm of
+all gradients. Under ZeRO a rank steps flat segments, so the norm of what it holds is not the norm it needs. Such an
+optimizer therefore never uses a norm of its own: it computes squared norms of what it has, and asks::
 
     whole = self.segment_norms(params, squares)               # (k, n) -> (k, n)
     every = self.segment_norms(params, squares, total=True)   # (k, n) -> (k,)
 
-``params`` are the ``n`` local tensors (as they stand in the optimizer's groups), ``squares[i, j]`` the ``i``-th squared norm
-of the part that is here of tensor ``j``. The answer holds, for the same tensors, the sum over all parts wherever they are;
-with ``total`` the sums over all tensors of the model, those of which nothing is here included. Both stay on the device.
+``params`` are the ``n`` local tensors (as they stand in the optimizer's groups), ``squares[i, j]`` the ``i``-th squared
+norm of the part that is here of tensor ``j``. The answer holds, for the same tensors, the sum over all parts wherever
+they are; with ``total`` the sums over all tensors of the model, those of which nothing is here included. Both stay on
+the device.
 
-Who shards sets ``optimizer.segment_norms`` on the instance (ZeRO: one stacked all-reduce by tensor index). To let that be a
-collective, an optimizer asks the same number of times in every step on every rank, with an empty list where it has nothing to do.
-That an optimizer has the attribute at all is how a plugin knows that it may be given flat segments.
+Who shards sets ``optimizer.segment_norms`` on the instance (ZeRO: one stacked all-reduce by tensor index). To let that
+be a collective, an optimizer asks the same number of times in every step on every rank, with an empty list where it has
+nothing to do. That an optimizer has the attribute at all is how a plugin knows that it may be given flat segments.
 """
-
-from typing import Optional
 
 import torch
 from torch import Tensor
@@ -33,7 +32,7 @@ _WIDENED = 2**18
 
 
 def own_norms(params: list[Tensor], squares: Tensor, total: bool = False) -> Tensor:
-    """The default ``segment_norms``: each tensor is whole, unless it is a DTensor, whose mesh says where its parts are."""
+    """The default ``segment_norms``: tensors are whole, except DTensors, whose mesh says where their parts are."""
     squares = _sum_over_meshes(params, squares)
     return squares.sum(dim=1) if total else squares
 
@@ -53,8 +52,8 @@ def _sum_over_meshes(params: list[Tensor], squares: Tensor) -> Tensor:
     return squares
 
 
-def joined(squares: list[Optional[Tensor]], rows: int, groups: list[dict]) -> Tensor:
-    """Blocks of squared norms side by side: (rows, n). Without any block it is empty, where and as the parameters are."""
+def joined(squares: list[Tensor | None], rows: int, groups: list[dict]) -> Tensor:
+    """Blocks of squared norms side by side: (rows, n). Without any, an empty one on the parameters' device."""
     found = [block for block in squares if block is not None]
     if not found:
         like = next((local(p) for group in groups for p in group["params"]), torch.zeros(0))
@@ -65,8 +64,8 @@ def joined(squares: list[Optional[Tensor]], rows: int, groups: list[dict]) -> Te
 def squared_norms(tensors: list[Tensor]) -> Tensor:
     """Squared L2 norm of each tensor: (n,), float32 (float64 if one of them is), on the first one's device.
 
-    torch's reductions on the CPU add up in a few float32 lanes, which is off by 1e-3 at 25 million elements; these run over
-    rows, to 1e-6 at any size and at the speed of memory. 16-bit tensors are widened in pieces, never as a whole.
+    torch's reductions on the CPU add up in a few float32 lanes, which is off by 1e-3 at 25 million elements; these run
+    over rows, to 1e-6 at any size and at the speed of memory. 16-bit tensors are widened in pieces, never as a whole.
     """
     if not tensors:
         return torch.zeros(0)

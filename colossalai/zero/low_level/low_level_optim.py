@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from colossalai import comm
 from colossalai.accelerator import get_accelerator
 from colossalai.amp.naive_amp.grad_scaler import DynamicGradScaler
+from colossalai.amp.naive_amp.watch import NonFiniteWatch
 from colossalai.interface import OptimizerWrapper
 from colossalai.logging import get_dist_logger
 from colossalai.tensor import Layout
@@ -31,9 +32,6 @@ from ..optimizer_kind import OptimizerKind, optimizer_kind
 from ..reducer import GradReducer
 from ..repoint import SegmentNorms, repoint
 from .state import ZeroStateMixin
-from .watch import NonFiniteWatch
-
-MAX_SKIPPED_AT_FLOOR = 50
 
 
 class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
@@ -124,7 +122,6 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         self._gathering: dict[FlatBucket, comm.Work] = {}
         self._norm: Optional[Tensor] = None
         self._watch = NonFiniteWatch()
-        self.skipped_steps = self._skipped_at_floor = 0
         if verbose:
             self._describe()
 
@@ -223,7 +220,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
             super().backward_by_grad(tensor, grad, inputs, retain_graph)
 
     def _scaled(self, loss: Tensor) -> Tensor:
-        return loss if self.grad_scaler is None else loss.float() * self.grad_scaler.scale
+        return loss if self.grad_scaler is None else loss.float() * self.grad_scaler.value
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """``loss`` times the current loss scale (1 unless fp16)."""
@@ -279,7 +276,8 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         if self.token_weight is not None:
             self.token_weight.reset()
         self._norm = squares.sqrt() * self._factor
-        self._watch.push(self._norm if self.grad_scaler is None else None)
+        if self.grad_scaler is None:
+            self._watch.push("the gradient norm", self._norm)
         if self.clip_grad_norm > 0:
             self._factor *= (self.clip_grad_norm / (self._norm + 1e-6)).clamp(max=1.0)
 
@@ -288,27 +286,28 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         device = self._buckets[0].device
         factor = self._window_factor()
         factor = torch.ones(1, device=device) if factor is None else factor.to(device)
-        return factor if self.grad_scaler is None else factor * self.grad_scaler.inv_scale.to(device)
+        return factor if self.grad_scaler is None else factor / self.grad_scaler.value
 
     def _overflowed(self) -> bool:
         """fp16: whether any rank's gradients overflowed, all ranks alike since they share the norm; adapts the scale."""
         if self.grad_scaler is None:
             return False
-        overflow = not comm.read_scalar(torch.isfinite(self._norm).float(), default=1.0)
-        at_floor = bool(self.grad_scaler.scale <= self.grad_scaler.min_scale) if self.grad_scaler.min_scale else False
+        overflow = not comm.read_scalar(torch.isfinite(self._norm).float(), default=1.0, what="fp16 overflow")
+        before = self.grad_scaler.value
         self.grad_scaler.update(overflow)
-        if not overflow:
-            self._skipped_at_floor = 0
-            return False
-        self.skipped_steps += 1
-        self._skipped_at_floor = self._skipped_at_floor + 1 if at_floor else 0
-        if self._skipped_at_floor >= MAX_SKIPPED_AT_FLOOR:
+        if self.grad_scaler.stuck:
             raise GradientOverflowError(
-                f"fp16 gradients overflowed in {self._skipped_at_floor} steps in a row although the loss scale is at min_scale="
-                f"{self.grad_scaler.min_scale}; here (rank {comm.rank()}) in {self._bad_parameters()}. Lower the learning rate, "
-                'or train in precision="bf16"'
+                f"fp16 gradients overflowed in {self.grad_scaler.skipped_at_floor} steps in a row although the loss scale is at its "
+                f"lowest, min_scale={self.grad_scaler.min_scale}; here (rank {comm.rank()}) in {self._bad_parameters()}. Lower the "
+                'learning rate, look for NaN in the data, or train in precision="bf16"'
             )
-        return True
+        if overflow:
+            get_dist_logger().warning(
+                f"step {self.grad_scaler.steps} skipped: fp16 gradients overflowed at loss scale {before:g}, it is "
+                f"{self.grad_scaler.value:g} now ({self.grad_scaler.skipped_steps} skipped so far)",
+                ranks=[0],
+            )
+        return overflow
 
     def _bad_parameters(self) -> str:
         bad = [
@@ -411,6 +410,11 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
 
     def add_param_group(self, param_group: dict) -> None:
         raise ConfigError("add_param_group after boost: add the group to the optimizer before boost")
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that were skipped because fp16 gradients overflowed."""
+        return 0 if self.grad_scaler is None else self.grad_scaler.skipped_steps
 
     @property
     def num_param_groups(self) -> int:

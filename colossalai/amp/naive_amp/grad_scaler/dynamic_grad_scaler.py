@@ -1,5 +1,3 @@
-from typing import Optional
-
 from colossalai.utils.errors import ConfigError
 
 from .base_grad_scaler import _SMALLEST, BaseGradScaler
@@ -8,9 +6,9 @@ from .base_grad_scaler import _SMALLEST, BaseGradScaler
 class DynamicGradScaler(BaseGradScaler):
     """A loss scale that falls when gradients overflow and grows while they do not.
 
-    An overflow multiplies the scale by ``backoff_factor``, once ``hysteresis`` of them have come; that count goes back to 0 only when
-    the scale grows, so after the first few every overflow lowers it. After ``growth_interval`` steps in a row without one the scale
-    is multiplied by ``growth_factor``.
+    An overflow multiplies the scale by ``backoff_factor``, once ``hysteresis`` of them have come; that count goes back
+    to 0 only when the scale grows, so after the first few every overflow lowers it. After ``growth_interval`` steps in
+    a row without one the scale is multiplied by ``growth_factor``.
 
     Args:
         min_scale: floor of the scale; None for the smallest float.
@@ -26,8 +24,8 @@ class DynamicGradScaler(BaseGradScaler):
         growth_factor: float = 2,
         backoff_factor: float = 0.5,
         growth_interval: int = 1000,
-        min_scale: Optional[float] = None,
-        max_scale: Optional[float] = None,
+        min_scale: float | None = None,
+        max_scale: float | None = None,
         hysteresis: int = 2,
         verbose: bool = False,
     ) -> None:
