@@ -49,7 +49,9 @@ def adamw(params):
 def ours(args, plugin):
     from colossalai.booster import Booster
 
-    booster = Booster(plugin=plugin, mixed_precision="bf16" if args.dtype == "bf16" and not plugin.control_precision() else None)
+    booster = Booster(
+        plugin=plugin, mixed_precision="bf16" if args.dtype == "bf16" and not plugin.control_precision() else None
+    )
     model = build_model(args)
     model, optimizer, *_ = booster.boost(model, adamw(model.parameters()))
 
@@ -181,8 +183,9 @@ def memory_worker(rank, args, name, store, result):
 
 
 def start_process(rank, args, store):
-    import colossalai  # noqa: F401  (before the group, as a script would)
     import transformers.models.llama.modeling_llama  # noqa: F401
+
+    import colossalai  # noqa: F401  (before the group, as a script would)
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=args.nproc)
@@ -220,7 +223,8 @@ def main():
         seconds = run(times_worker, args, names)
         figures["median_s"] = {name: round(statistics.median(values), 3) for name, values in seconds.items()}
         figures["ratio"] = {
-            own: round(statistics.median(a / b for a, b in zip(seconds[own], seconds[PEERS[own]])), 3) for own in args.only
+            own: round(statistics.median(a / b for a, b in zip(seconds[own], seconds[PEERS[own]])), 3)
+            for own in args.only
         }
     if args.what != "time":
         figures["peak_MiB"] = {name: round(run(memory_worker, args, name) / 2**20, 1) for name in names}

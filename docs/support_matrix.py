@@ -3,8 +3,8 @@
     pytest tests --junitxml=results.xml
     python docs/support_matrix.py results.xml [more.xml ...]      # several runs, for instance one on a GPU, are joined
 
-A claim names the tests that prove it. It is shown only if such tests ran, at least one passed and none failed. Without arguments
-the two texts are written again from docs/support.json.
+A claim names the tests that prove it. It is shown only if such tests ran, at least one passed and none failed. Without
+arguments the two texts are written again from docs/support.json.
 """
 
 import json
@@ -29,7 +29,7 @@ STAGE = {"zero1": "1", "zero2": "2"}
 
 @dataclass(frozen=True)
 class Claim:
-    """Something the library can do, for one plugin or (``plugin`` empty) for all; ``tests`` are patterns of test ids."""
+    """Something the library can do, for one plugin or (``plugin`` empty) for all; ``tests``: patterns of test ids."""
 
     text: str
     plugin: str
@@ -59,6 +59,8 @@ def _one(text: str, plugin: str, function: str, part: str = "") -> Claim:
     return Claim(text, plugin, (_with_id(function, part) if part else rf"::{function}(\[|$)",))
 
 
+PARITY = "::test_parity_with_one_process"
+ADAPTERS = "test_adapters_and_base_are_read_by_peft_and_transformers"
 CLAIMS: list[Claim] = [
     *_each("the numbers of one process, fp32, 1 to 4 processes", "test_parity_with_one_process"),
     _one("bf16", "ddp", "test_mixed_precision_of_the_booster", "bf16"),
@@ -66,8 +68,8 @@ CLAIMS: list[Claim] = [
     *[Claim("bf16", p, (rf"::test_parity_in_16_bits\[{p}-.*-bf16\]",)) for p in STAGE],
     _one("fp16 with loss scaling", "ddp", "test_mixed_precision_of_the_booster", "fp16"),
     *[Claim("fp16 with loss scaling", p, (rf"::test_parity_in_16_bits\[{p}-.*-fp16\]",)) for p in STAGE],
-    *[Claim("gradient accumulation", p, (rf"::test_parity_with_one_process\[\d-{p}-.*plain4\]",)) for p in PLUGINS],
-    *[Claim("accumulation in `no_sync`", p, (rf"::test_parity_with_one_process\[\d-{p}-.*no_sync4\]",)) for p in PLUGINS],
+    *[Claim("gradient accumulation", p, (rf"{PARITY}\[\d-{p}-.*plain4\]",)) for p in PLUGINS],
+    *[Claim("accumulation in `no_sync`", p, (rf"{PARITY}\[\d-{p}-.*no_sync4\]",)) for p in PLUGINS],
     *_each("clipping by the global norm", "test_c33_clipped_update_and_norm"),
     *[Claim('`loss_reduction="token"`', p, (rf"::test_token_and_plain_mean\[token-{p}-",)) for p in PLUGINS],
     *_each("whole gradients: `get_param_grad`", "test_c14_gradients_are_read_whole_and_unscaled"),
@@ -77,14 +79,15 @@ CLAIMS: list[Claim] = [
     *_each("fp32 resume is bitwise", "test_a_resumed_run_is_bitwise_the_same"),
     *_each("Hugging Face reads its checkpoints", "test_c70_hugging_face_reads_what_every_plugin_writes"),
     *_each("reads what another plugin wrote", "test_every_plugin_reads_what_others_wrote"),
-    *_each("LoRA adapters", "test_adapters_and_base_are_read_by_peft_and_transformers", plugins=("ddp", "zero1", "zero2")),
+    *_each("LoRA adapters", ADAPTERS, plugins=("ddp", "zero1", "zero2")),
     *_stages("2P elements sent a step, counted from outside", "test_c85_two_p_elements_a_step"),
     *_each("a step as one of many ranks, without memory or network", "test_every_plugin_steps_as_one_rank_of_many"),
     *_each("one NVIDIA GPU", "test_parity_on_one_gpu"),
     _one("`colossalai run` on one machine", "", "test_two_processes_get_the_arguments_and_the_environment_exactly"),
-    _one("`colossalai run` with two agents, and over ssh", "", "test_c10_two_(agents_on_this_machine_train_together|remote_hosts_over_ssh)"),
+    _one("`colossalai run` with two agents", "", "test_c10_two_agents_on_this_machine_train_together"),
+    _one("`colossalai run` over ssh", "", "test_c10_two_remote_hosts_over_ssh"),
     _one("start under Slurm", "", "test_c10_slurm_two_processes_meet"),
-    _one("data: resume in the middle of an epoch", "", "test_c82_resume_in_mid_epoch_keeps_the_order_on_any_number_of_ranks"),
+    _one("data goes on in the middle of an epoch", "", "test_c82_resume_in_mid_epoch_keeps_the_order_on_any_number_of_ranks"),
     _one("ranks that disagree are told about what", "", "test_c11_ranks_that_disagree_are_told_about_what"),
     _one("every code block of these pages runs", "", "test_c87_blocks_of_a_page_run"),
 ]  # fmt: skip
@@ -104,7 +107,7 @@ def read_results(paths: Iterable[Path]) -> dict[str, str]:
 
 
 def judge(results: dict[str, str], claims: Iterable[Claim] = CLAIMS) -> dict[str, dict[str, int]]:
-    """``{claim: {"passed": n, "failed": n}}``. Every pattern of a claim must have a passing test, else nothing counts."""
+    """``{claim: {"passed": n, "failed": n}}``. Each pattern of a claim must have a passing test, else nothing counts."""
     judged = {}
     for claim in claims:
         outcomes = [[results[t] for t in results if re.search(pattern, t)] for pattern in claim.tests]
@@ -147,8 +150,9 @@ def render_page(record: dict) -> str:
     where = ", ".join(f"{name} {value}" for name, value in record["environment"].items())
     return f"""# What works today
 
-This table is made from test results by `docs/support_matrix.py`; nobody writes it. A ✓ stands where tests for exactly this ran, at least
-one passed and none failed; the number is how many passed. A dash means that there is no such test, or that it did not pass.
+This table is made from test results by `docs/support_matrix.py`; nobody writes it. A ✓ stands where tests for exactly
+this ran, at least one passed and none failed; the number is how many passed. A dash means that there is no such test, or
+that it did not pass.
 
 {render_table(record["claims"])}
 

@@ -1,6 +1,8 @@
 """The Booster: a model, an optimizer and a dataloader go in, the same come out spread over the ranks."""
 
-from typing import Any, Callable, ContextManager, Iterator, Optional, Union
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -42,41 +44,45 @@ class Booster:
 
     def __init__(
         self,
-        device: Optional[str] = None,
-        mixed_precision: Optional[Union[MixedPrecision, str]] = None,
-        plugin: Optional[Plugin] = None,
+        device: str | None = None,
+        mixed_precision: MixedPrecision | str | None = None,
+        plugin: Plugin | None = None,
     ) -> None:
         if plugin is not None and not isinstance(plugin, Plugin):
             raise ConfigError(f"plugin={plugin!r} is no Plugin: use one of colossalai.booster.plugin")
         self.plugin, self.logger = plugin, get_dist_logger()
         if plugin is not None and plugin.control_device() and device is not None:
-            self.logger.warning(f"device={device!r} is dropped: {type(plugin).__name__} moves the model itself", ranks=[0])
+            self.logger.warning(
+                f"device={device!r} is dropped: {type(plugin).__name__} moves the model itself", ranks=[0]
+            )
         if plugin is not None and plugin.control_precision() and mixed_precision is not None:
             self.logger.warning(
                 f"mixed_precision={mixed_precision!r} is dropped: give precision to {type(plugin).__name__}", ranks=[0]
             )
             mixed_precision = None
-        self.accelerator = Accelerator(device) if device is not None and not (plugin and plugin.control_device()) else None
+        self.accelerator = (
+            Accelerator(device) if device is not None and not (plugin and plugin.control_device()) else None
+        )
         self.mixed_precision = self._precision(mixed_precision)
         own_io = plugin is not None and plugin.control_checkpoint_io()
         self.checkpoint_io = plugin.get_checkpoint_io() if own_io else GeneralCheckpointIO()
 
     @staticmethod
-    def _precision(mixed_precision) -> Optional[MixedPrecision]:
+    def _precision(mixed_precision) -> MixedPrecision | None:
         if isinstance(mixed_precision, str):
             return mixed_precision_factory(mixed_precision)
         if mixed_precision is not None and not isinstance(mixed_precision, MixedPrecision):
-            raise ConfigError(f"mixed_precision={mixed_precision!r}: use a name such as \"bf16\", or a MixedPrecision")
+            raise ConfigError(f'mixed_precision={mixed_precision!r}: use a name such as "bf16", or a MixedPrecision')
         return mixed_precision
 
     def boost(
         self,
         model: nn.Module,
-        optimizer: Optional[Optimizer] = None,
-        criterion: Optional[Callable] = None,
-        dataloader: Optional[DataLoader] = None,
-        lr_scheduler: Optional[LRScheduler] = None,
-    ) -> tuple[nn.Module, Optional[OptimizerWrapper], Optional[Callable], Optional[DataLoader], Optional[LRScheduler]]:
+        optimizer: Optimizer | None = None,
+        criterion: Callable | None = None,
+        dataloader: DataLoader | None = None,
+        lr_scheduler: LRScheduler | None = None,
+    ) -> tuple[nn.Module, OptimizerWrapper | None, Callable | None, DataLoader | None, LRScheduler | None]:
         """Wrap everything for distributed training; always returns the five, in this order, None where None was given.
 
         The optimizer given goes on working inside the returned wrapper, so schedulers built on it stay valid.
@@ -110,7 +116,7 @@ class Booster:
         data_iter: Iterator,
         model: nn.Module,
         criterion: Callable[[Any, Any], Tensor],
-        optimizer: Optional[OptimizerWrapper] = None,
+        optimizer: OptimizerWrapper | None = None,
         return_loss: bool = True,
         return_outputs: bool = False,
     ) -> dict[str, Any]:
@@ -119,21 +125,25 @@ class Booster:
         Returns ``{"loss": ..., "outputs": ...}``, filled on the last stage.
         """
         if not isinstance(self.plugin, PipelinePluginBase):
-            raise ConfigError(f"execute_pipeline: {type(self.plugin).__name__} has no pipeline; use HybridParallelPlugin(pp_size > 1)")
+            raise ConfigError(
+                f"execute_pipeline: {type(self.plugin).__name__} has no pipeline; use HybridParallelPlugin(pp_size > 1)"
+            )
         return self.plugin.execute_pipeline(data_iter, model, criterion, optimizer, return_loss, return_outputs)
 
-    def no_sync(self, model: Optional[nn.Module] = None, optimizer: Optional[OptimizerWrapper] = None) -> ContextManager:
+    def no_sync(self, model: nn.Module | None = None, optimizer: OptimizerWrapper | None = None) -> AbstractContextManager:
         """Backward calls inside only add to each rank's own gradients; the next one outside reduces the sum."""
         if self.plugin is None:
             raise ConfigError("no_sync: without a plugin nothing is synchronised")
         if not self.plugin.support_no_sync():
-            raise ConfigError(f"no_sync: {type(self.plugin).__name__} does not support it; call backward repeatedly instead")
+            raise ConfigError(
+                f"no_sync: {type(self.plugin).__name__} does not support it; call backward repeatedly instead"
+            )
         return self.plugin.no_sync(model, optimizer)
 
     def enable_lora(
         self,
         model: nn.Module,
-        pretrained_dir: Optional[str] = None,
+        pretrained_dir: str | None = None,
         lora_config: Any = None,
         bnb_quantization_config: Any = None,
         quantize: bool = False,
@@ -146,7 +156,9 @@ class Booster:
             bnb_quantization_config, quantize: quantised frozen weights, which come in a later release.
         """
         if self.plugin is None or not self.plugin.support_lora():
-            raise ConfigError(f"enable_lora: {type(self.plugin).__name__} does not support LoRA; use TorchDDPPlugin or LowLevelZeroPlugin")
+            raise ConfigError(
+                f"enable_lora: {type(self.plugin).__name__} does not support LoRA; use TorchDDPPlugin or LowLevelZeroPlugin"
+            )
         if pretrained_dir is None and lora_config is None:
             raise ConfigError("enable_lora: give lora_config for new adapters or pretrained_dir for saved ones")
         if lora_config is not None and not hasattr(lora_config, "peft_type"):
@@ -159,7 +171,12 @@ class Booster:
     # -- checkpoints: collective, every rank calls them ----------------------------------------------------------------
 
     def load_model(
-        self, model: nn.Module, checkpoint: str, strict: bool = True, low_cpu_mem_mode: bool = True, num_threads: int = 1
+        self,
+        model: nn.Module,
+        checkpoint: str,
+        strict: bool = True,
+        low_cpu_mem_mode: bool = True,
+        num_threads: int = 1,
     ) -> None:
         """Load weights from a file or a Hugging Face directory into a boosted model."""
         self.checkpoint_io.load_model(model, checkpoint, strict, low_cpu_mem_mode, num_threads)
@@ -170,7 +187,7 @@ class Booster:
         checkpoint: str,
         shard: bool = False,
         gather_dtensor: bool = True,
-        prefix: Optional[str] = None,
+        prefix: str | None = None,
         size_per_shard: int = 1024,
         use_safetensors: bool = False,
         use_async: bool = False,
@@ -194,12 +211,14 @@ class Booster:
         checkpoint: str,
         shard: bool = False,
         gather_dtensor: bool = True,
-        prefix: Optional[str] = None,
+        prefix: str | None = None,
         size_per_shard: int = 1024,
         use_async: bool = False,
     ) -> None:
         """Save the whole optimizer: one file, or with ``shard`` a directory."""
-        self.checkpoint_io.save_optimizer(optimizer, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_async)
+        self.checkpoint_io.save_optimizer(
+            optimizer, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_async
+        )
 
     def save_lr_scheduler(self, lr_scheduler: LRScheduler, checkpoint: str) -> None:
         self.checkpoint_io.save_lr_scheduler(lr_scheduler, checkpoint)
@@ -213,7 +232,7 @@ class Booster:
             raise ConfigError(f"save_lora_as_pretrained: {type(self.plugin).__name__} does not support LoRA")
         self.checkpoint_io.save_lora_as_pretrained(model, checkpoint, use_safetensors)
 
-    def save_training_state(self, checkpoint: str, dataloader: Any = None, extra: Optional[dict] = None) -> None:
+    def save_training_state(self, checkpoint: str, dataloader: Any = None, extra: dict | None = None) -> None:
         """Save what else a bitwise resume needs: every rank's random generators, the dataloader's place, and ``extra``."""
         self.checkpoint_io.save_training_state(checkpoint, dataloader, extra)
 
@@ -222,8 +241,12 @@ class Booster:
         return self.checkpoint_io.load_training_state(checkpoint, dataloader)
 
 
-def describe(model: nn.Module, optimizer: Optional[Optimizer]) -> dict[str, Any]:
+def describe(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     """What must be alike on all ranks before parameters are packed: shapes, dtypes, groups."""
     shapes = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
     groups = None if optimizer is None else [len(group["params"]) for group in optimizer.param_groups]
-    return {"model": shapes, "optimizer": None if optimizer is None else type(optimizer).__name__, "param_groups": groups}
+    return {
+        "model": shapes,
+        "optimizer": None if optimizer is None else type(optimizer).__name__,
+        "param_groups": groups,
+    }

@@ -1,7 +1,7 @@
 """What a plugin hands back instead of the user's module."""
 
 from collections import OrderedDict
-from typing import Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import nn

@@ -1,6 +1,6 @@
 """What a plugin hands back instead of the user's optimizer."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ class OptimizerWrapper(Optimizer):
         optim: the user's optimizer.
     """
 
-    token_weight: Optional[TokenWeight] = None
+    token_weight: TokenWeight | None = None
     """Set by a plugin under ``loss_reduction="token"``."""
 
     def __init__(self, optim: Optimizer) -> None:  # no super().__init__(): it would make groups of its own
@@ -69,7 +69,7 @@ class OptimizerWrapper(Optimizer):
         """Gradients of ``tensor``, given the gradient ``grad`` that reaches it (same shape)."""
         torch.autograd.backward(tensor, grad, inputs=inputs, retain_graph=retain_graph)
 
-    _clipped_norm: Optional[Tensor] = None
+    _clipped_norm: Tensor | None = None
 
     def _finish_window(self) -> None:
         """Divide the gathered gradients by the window's mean number of labels, once, before they are used."""
@@ -80,7 +80,7 @@ class OptimizerWrapper(Optimizer):
                 if p.grad is not None:
                     _scale(p.grad, factor)
 
-    def _window_factor(self) -> Optional[Tensor]:
+    def _window_factor(self) -> Tensor | None:
         """What the gradients gathered so far still have to be multiplied by: (1,), or None for nothing. Collective."""
         weighs = self.token_weight is not None and self.token_weight.active
         return self.token_weight.factor() if weighs else None
@@ -108,7 +108,7 @@ class OptimizerWrapper(Optimizer):
         self._clipped_norm = clip_grad_norm_(self.parameters, max_norm, norm_type, error_if_nonfinite, *args, **kwargs)
         return self._clipped_norm
 
-    def get_param_grad(self, param: Tensor) -> Optional[Tensor]:
+    def get_param_grad(self, param: Tensor) -> Tensor | None:
         """The gradient of a model parameter so far: whole, unscaled, averaged over the ranks; None where there is none.
 
         The same call works under every plugin; where gradients are sharded it is collective: all ranks must call it.
@@ -121,7 +121,7 @@ class OptimizerWrapper(Optimizer):
             _scale(grad, factor)
         return grad
 
-    def get_grad_norm(self, norm_type: float = 2.0, **kwargs) -> Optional[float]:
+    def get_grad_norm(self, norm_type: float = 2.0, **kwargs) -> float | None:
         """Norm of the gradients that were clipped last, before clipping; None before."""
         return None if self._clipped_norm is None else float(self._clipped_norm)
 

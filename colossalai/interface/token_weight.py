@@ -11,8 +11,6 @@ A loop that divides its loss by the number of accumulation steps hence gets the 
 global batch, as one process on the whole batch would; the losses the user sees stay the ordinary local means.
 """
 
-from typing import Optional
-
 import torch
 from torch import nn
 
@@ -27,7 +25,9 @@ _UNIT = 1024.0
 def check_loss_reduction(loss_reduction: str) -> None:
     """Raise unless ``loss_reduction`` is one of the two known ways."""
     if loss_reduction not in ("mean", "token"):
-        raise ConfigError(f'loss_reduction={loss_reduction!r}: use "mean" (mean of the losses) or "token" (weighed by labels)')
+        raise ConfigError(
+            f'loss_reduction={loss_reduction!r}: use "mean" (mean of the losses) or "token" (weighed by labels)'
+        )
 
 
 class TokenWeight:
@@ -37,8 +37,8 @@ class TokenWeight:
         # Hugging Face's causal heads compare position t with label t + 1: the first label of a row is never used.
         name = type(inner).__name__
         self._shifted = name.endswith(("ForCausalLM", "LMHeadModel"))
-        self._count: Optional[torch.Tensor] = None
-        self._total: Optional[torch.Tensor] = None
+        self._count: torch.Tensor | None = None
+        self._total: torch.Tensor | None = None
         self._calls = 0
         model.register_forward_pre_hook(self._read_labels, with_kwargs=True)
 
@@ -47,7 +47,9 @@ class TokenWeight:
         if labels is None or not torch.is_grad_enabled():
             return
         if kwargs.get("num_items_in_batch") is not None:
-            raise ConfigError('num_items_in_batch together with loss_reduction="token" would weigh twice: drop one of them')
+            raise ConfigError(
+                'num_items_in_batch together with loss_reduction="token" would weigh twice: drop one of them'
+            )
         used = labels[..., 1:] if self._shifted else labels
         self._count = (used != IGNORE_INDEX).sum()
 

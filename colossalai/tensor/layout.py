@@ -1,7 +1,6 @@
 """How a parameter is cut over the ranks: the one description that norms, optimizers and checkpoints read."""
 
 from dataclasses import dataclass
-from typing import Optional
 
 import torch
 
@@ -25,11 +24,11 @@ class Layout:
     """Logical name: the in-memory Hugging Face name, ``unwrap().state_dict()``'s key."""
     shape: torch.Size
     """Logical shape, without padding."""
-    intervals: Optional[tuple[Interval, ...]] = None
+    intervals: tuple[Interval, ...] | None = None
     """Flat interval held by each rank of the shard group, or None where each holds all."""
     aliases: tuple[str, ...] = ()
     """Other names of the same tensor (tied weights)."""
-    order: Optional[tuple[int, ...]] = None
+    order: tuple[int, ...] | None = None
     """Dims from the slowest to the fastest in memory where that is not row-major (channels_last: ``(0, 2, 3, 1)``)."""
 
     @property
@@ -63,7 +62,7 @@ class Layout:
         return [rank for rank, (start, stop) in enumerate(self.intervals) if stop > start]
 
 
-def memory_order(tensor: torch.Tensor) -> Optional[tuple[int, ...]]:
+def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """Dims of a dense tensor from the slowest to the fastest in memory; None for row-major.
 
     Raises:
@@ -73,5 +72,7 @@ def memory_order(tensor: torch.Tensor) -> Optional[tuple[int, ...]]:
         return None
     order = tuple(sorted(range(tensor.dim()), key=lambda dim: (-tensor.stride(dim), dim)))
     if not tensor.permute(order).is_contiguous():
-        raise LayoutError(f"a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not dense: call .contiguous()")
+        raise LayoutError(
+            f"a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not dense: call .contiguous()"
+        )
     return order

@@ -1,7 +1,5 @@
 """From the pieces of the ranks to the whole tensor."""
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
@@ -10,7 +8,7 @@ from colossalai import comm
 from .layout import Layout
 
 
-def assemble(piece: Optional[Tensor], layout: Layout, dtype: torch.dtype, group=None, dst: int = 0) -> Optional[Tensor]:
+def assemble(piece: Tensor | None, layout: Layout, dtype: torch.dtype, group=None, dst: int = 0) -> Tensor | None:
     """The whole tensor, in its logical shape, on rank ``dst`` of ``group``; None on the others. Collective.
 
     Args:

@@ -14,7 +14,6 @@ is never shared by two ranks.
 """
 
 from dataclasses import dataclass
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +40,7 @@ class Slot:
     offset: int = 0
     bucket: "FlatBucket" = None
     layout: Layout = None
-    segment: Optional[nn.Parameter] = None
+    segment: nn.Parameter | None = None
     """The part of ``master`` that is this parameter's; None where this rank's slice does not reach it."""
     strides: tuple[int, ...] = ()
     touched: bool = False
@@ -72,12 +71,12 @@ class FlatBucket:
 
     slots: list[Slot]
     group: object = None
-    owners: Optional[list[int]] = None
+    owners: list[int] | None = None
     flat: Tensor = None
     bounds: list[int] = None
-    master: Optional[Tensor] = None
-    local: Optional[Tensor] = None
-    reduced: Optional[Tensor] = None
+    master: Tensor | None = None
+    local: Tensor | None = None
+    reduced: Tensor | None = None
     dirty: bool = False
     """Whether ``local`` holds something that was not sent."""
     pending: int = 0
@@ -203,7 +202,7 @@ class FlatBucket:
 
 
 def make_buckets(
-    slots: list[Slot], group, bucket_elements: int, owners: Optional[dict[int, int]] = None
+    slots: list[Slot], group, bucket_elements: int, owners: dict[int, int] | None = None
 ) -> list[FlatBucket]:
     """Pack parameters of equal dtype and device, last ones first, since backward meets them in that order.
 

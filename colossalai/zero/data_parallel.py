@@ -4,8 +4,8 @@ It serves wherever torch's DDP cannot run (its C++ reducer accepts no fake tenso
 elements a step.
 """
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator, Optional
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -57,7 +57,7 @@ class DataParallelOptimizer(OptimizerWrapper):
         super().backward(loss, inputs, retain_graph, **kwargs)
         self.model.reducer.flush()
 
-    def backward_by_grad(self, tensor: Tensor, grad: Optional[Tensor], inputs=None, retain_graph: bool = False) -> None:
+    def backward_by_grad(self, tensor: Tensor, grad: Tensor | None, inputs=None, retain_graph: bool = False) -> None:
         self.model.reducer.begin(sync=self.model.require_grad_sync)
         super().backward_by_grad(tensor, grad, inputs, retain_graph)
         self.model.reducer.flush()

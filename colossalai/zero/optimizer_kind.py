@@ -7,8 +7,8 @@ tensor whole, on one owner rank. An optimizer not known here is tried once on a 
 
 import inspect
 from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from enum import Enum
-from typing import Callable
 
 import torch
 from torch import Tensor
@@ -60,9 +60,13 @@ def optimizer_kind(optim: Optimizer) -> OptimizerKind:
     cls = type(optim)
     for refused, reason in REFUSED.items():
         if isinstance(optim, refused):
-            raise ConfigError(f"optimizer {cls.__name__} cannot be sharded: {reason}. Use TorchDDPPlugin or another optimizer")
+            raise ConfigError(
+                f"optimizer {cls.__name__} cannot be sharded: {reason}. Use TorchDDPPlugin or another optimizer"
+            )
     if closure_driven(cls):
-        raise ConfigError(f"optimizer {cls.__name__} needs a closure in step(), which ZeRO cannot run: use TorchDDPPlugin")
+        raise ConfigError(
+            f"optimizer {cls.__name__} needs a closure in step(), which ZeRO cannot run: use TorchDDPPlugin"
+        )
     if hasattr(optim, "segment_norms"):
         return OptimizerKind.SEGMENT_NORMS
     if cls in WHOLE:
@@ -70,7 +74,8 @@ def optimizer_kind(optim: Optimizer) -> OptimizerKind:
     if cls in ELEMENTWISE or runs_on_pieces(optim):
         return OptimizerKind.ELEMENTWISE
     get_dist_logger().info(
-        f"optimizer {cls.__name__} does not give the same result on flat pieces: each tensor is kept whole on one rank", ranks=[0]
+        f"optimizer {cls.__name__} does not give the same result on flat pieces: each tensor is kept whole on one rank",
+        ranks=[0],
     )
     return OptimizerKind.WHOLE
 
@@ -111,7 +116,9 @@ def check_runs_on(optim: Optimizer, cut: Callable[[Tensor], Tensor], join: Calla
             return
     except Exception as error:
         reason = f"cannot step sharded tensors ({str(error).splitlines()[0][:120]})"
-    raise ConfigError(f"optimizer {name} {reason}: use LowLevelZeroPlugin, which keeps its tensors whole, or another optimizer")
+    raise ConfigError(
+        f"optimizer {name} {reason}: use LowLevelZeroPlugin, which keeps its tensors whole, or another optimizer"
+    )
 
 
 def _toy() -> tuple[list[Tensor], list[list[Tensor]]]:

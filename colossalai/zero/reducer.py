@@ -18,7 +18,6 @@ depend on it. Stage 2 sends on each backward outside ``no_sync`` and holds only 
 
 from collections import deque
 from functools import partial
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -77,7 +76,7 @@ class GradReducer:
         buckets: list[FlatBucket],
         stage: int,
         overlap: bool = True,
-        communication_dtype: Optional[torch.dtype] = None,
+        communication_dtype: torch.dtype | None = None,
         extra_group=None,
     ) -> None:
         self.buckets, self.stage, self.overlap = buckets, stage, overlap
@@ -88,7 +87,7 @@ class GradReducer:
         """Backward calls since the last step."""
         self.foreign = False
         """Whether the user called ``loss.backward()`` and not the optimizer."""
-        self._expected_calls: Optional[int] = None
+        self._expected_calls: int | None = None
         self._running = self._eager = self._sync = self._told = False
         self._next = 0
         self._in_flight: deque = deque()
@@ -173,7 +172,12 @@ class GradReducer:
             # gloo's composed sum runs in fp32 anyway; NCCL's own kernel answers in what it was sent, and _land widens that.
             wide = comm.is_gloo(bucket.group, bucket.device.type) and payload.dtype.itemsize < 4
             out, work = comm.reduce_scatter(
-                payload, bucket.bounds, bucket.group, op="mean", out_dtype=torch.float32 if wide else None, async_op=True
+                payload,
+                bucket.bounds,
+                bucket.group,
+                op="mean",
+                out_dtype=torch.float32 if wide else None,
+                async_op=True,
             )
         if self.stage == 2:
             bucket.local = None

@@ -4,6 +4,8 @@ from colossalai.checkpoint_io import file_names as names
 from colossalai.checkpoint_io.utils import clean_folder
 from colossalai.utils.errors import CheckpointError, ConfigError
 
+pytestmark = pytest.mark.fast
+
 
 def test_names():
     assert names.get_model_base_filenames() == ("pytorch_model.bin", "pytorch_model.bin.index.json")

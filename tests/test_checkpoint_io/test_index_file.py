@@ -5,6 +5,8 @@ import pytest
 from colossalai.checkpoint_io import CheckpointIndexFile
 from colossalai.utils.errors import CheckpointError
 
+pytestmark = pytest.mark.fast
+
 
 def make(folder):
     index = CheckpointIndexFile(folder)

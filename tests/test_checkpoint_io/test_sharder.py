@@ -1,8 +1,11 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from colossalai.checkpoint_io.sharder import StateDictSharder, pack, shard_model_checkpoint, shard_optimizer_checkpoint
+
+pytestmark = pytest.mark.fast
 
 KIB = 256  # float32 elements
 MIB = 1024 * KIB

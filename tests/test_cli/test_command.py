@@ -107,21 +107,23 @@ def test_auto_means_one_a_device_or_two_sharing_the_cores(monkeypatch):
 
 def test_only_what_a_remote_host_needs_is_forwarded():
     env = {
-        "NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "lo", "TORCH_LOGS": "x", "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "0",
-        "PYTHONPATH": "/a b", "COLOSSALAI_X": "1", "PATH": "/bin", "LD_LIBRARY_PATH": "/lib",
-        "HOME": "/root", "AWS_SECRET_ACCESS_KEY": "s", "HF_TOKEN": "s", "WANDB_API_KEY": "s", "TORCHELASTIC_RUN_ID": "none",
-        "BASH_FUNC_x%%": "() { :; }", "MY_FLAG": "1", "RANK": "0", "MASTER_ADDR": "x",
+        "NCCL_DEBUG": "INFO", "GLOO_SOCKET_IFNAME": "lo", "TORCH_LOGS": "x", "OMP_NUM_THREADS": "2",
+        "CUDA_VISIBLE_DEVICES": "0", "PYTHONPATH": "/a b", "COLOSSALAI_X": "1", "PATH": "/bin", "LD_LIBRARY_PATH": "/lib",
+        "HOME": "/root", "AWS_SECRET_ACCESS_KEY": "s", "HF_TOKEN": "s", "WANDB_API_KEY": "s",
+        "TORCHELASTIC_RUN_ID": "none", "BASH_FUNC_x%%": "() { :; }", "MY_FLAG": "1", "RANK": "0", "MASTER_ADDR": "x",
     }  # fmt: skip
     given = forwarded(env, more=("MY_FLAG",))
     assert set(env) - set(given) == {
-        "HOME", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "TORCHELASTIC_RUN_ID", "BASH_FUNC_x%%", "RANK", "MASTER_ADDR"
+        "HOME", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "TORCHELASTIC_RUN_ID", "BASH_FUNC_x%%",
+        "RANK", "MASTER_ADDR",
     }  # fmt: skip
     assert all(given[name] == env[name] for name in given)
 
 
 PRINTER = """
 import json, os, sys
-print(json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "gloo": os.environ.get("GLOO_SOCKET_IFNAME"), "home": os.environ.get("SECRET")}))
+gloo, secret = os.environ.get("GLOO_SOCKET_IFNAME"), os.environ.get("SECRET")
+print(json.dumps({"argv": sys.argv[1:], "cwd": os.getcwd(), "gloo": gloo, "secret": secret}))
 sys.exit(3)
 """
 
@@ -146,7 +148,7 @@ def test_remote_command_survives_two_shells_exactly(tmp_path, monkeypatch):
     with subprocess.Popen(argv[-1], shell=True, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as shell:
         said = json.loads(shell.stdout.readline())
         assert shell.wait(timeout=60) == 3, shell.stderr.read()
-    assert said == {"argv": list(NASTY), "cwd": str(folder), "gloo": "l o'", "home": None}
+    assert said == {"argv": list(NASTY), "cwd": str(folder), "gloo": "l o'", "secret": None}
 
 
 @pytest.mark.skipif(os.name != "posix", reason="runs a POSIX shell")

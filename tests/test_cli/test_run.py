@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOTE = textwrap.dedent(
     """
     import json, os, sys
-    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "SECRET"]
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG"]
     note = {name: os.environ.get(name) for name in names} | {"argv": sys.argv[1:], "module": __spec__ is not None}
     with open(os.path.join(os.environ["COLOSSALAI_TEST_NOTES"], "rank" + os.environ["RANK"]), "w") as file:
         json.dump(note, file)

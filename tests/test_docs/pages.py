@@ -13,7 +13,7 @@ LANGUAGES = ("python", "bash", "text")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, text, first line, and the comment before it (``run`` or ``file``, and its value)."""
+    """A fenced block: its language, text, first line, and the comment before it (``run`` or ``file``, its value)."""
 
     language: str
     text: str

@@ -42,10 +42,10 @@ def shell_environment(tmp_path):
     """Shell blocks find this tree's package, this Python, and ``colossalai`` and ``torchrun`` even if not installed."""
     programs = tmp_path / "bin"
     programs.mkdir()
-    modules = {"colossalai": "-m colossalai.cli", "torchrun": "-m torch.distributed.run", "python": "", "pytest": "-m pytest"}
+    modules = {"colossalai": "colossalai.cli", "torchrun": "torch.distributed.run", "pytest": "pytest"}
     for name, module in modules.items():
         program = programs / name
-        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
         program.chmod(0o755)
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     path = os.pathsep.join([str(programs), os.environ["PATH"]])
@@ -113,7 +113,8 @@ def test_a_block_nobody_would_run_is_refused(text, message):
 
 
 def test_blocks_are_joined_in_order_and_keep_their_line_numbers():
-    text = "# T\n\n<!-- run: procs=2 -->\n```python\na = 1\n```\n\nmore\n\n```python\nb = a\n```\n<!-- run -->\n```python\nc = 2\n```\n"
+    text = "# T\n\n<!-- run: procs=2 -->\n```python\na = 1\n```\n\nmore\n\n```python\nb = a\n```\n"
+    text += "<!-- run -->\n```python\nc = 2\n```\n"
     first, second = parse(text).scripts
     assert (first.procs, second.procs) == (2, 1)
     assert first.text.splitlines()[4] == "a = 1" and first.text.splitlines()[10] == "b = a"

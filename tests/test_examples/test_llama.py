@@ -66,18 +66,27 @@ def test_one_process_without_a_launcher(tmp_path, text):
     assert len(records(tmp_path, "loss")) == 2
 
 
+def leave_as_killed_while_saving(folder):
+    """Half of the new parts have taken their place, and an older save never came so far."""
+    (folder / ".partial" / "model").mkdir(parents=True)
+    (folder / ".complete").mkdir()
+    for name in ("model", "state.bin"):
+        (folder / name).rename(folder / ".complete" / name)
+
+
 @pytest.mark.parametrize("plugin", ["ddp", "fsdp", "zero1", "zero2"])
 def test_resume_is_bitwise_on_every_plugin(train, tmp_path, text, plugin):
     common = ["--plugin", plugin, "--data", text, "--steps", 8, "--grad_accum", 2, "--lr", 1e-2, "--warmup", 2]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert train(*common, "--save", whole) == [None, None]
     assert train(*common, "--save", parts, "--stop_at", 5) == [None, None]
-    (parts / ".partial").mkdir()  # as a job leaves it that was killed while saving
+    leave_as_killed_while_saving(parts)
     # What the command line leaves out is taken from the checkpoint.
     assert train("--resume", parts, "--save", parts) == [None, None]
     assert len(records(whole, "loss")) == 8
     assert records(parts, "loss", "lr") == records(whole, "loss", "lr")
     assert records(parts, "held_out_loss")[-1] == records(whole, "held_out_loss")[-1]
+    assert not (parts / ".complete").exists() and not (parts / ".partial").exists()
     for file in ("model/model-00001.safetensors", "model/config.json"):
         assert (parts / file).read_bytes() == (whole / file).read_bytes()
 

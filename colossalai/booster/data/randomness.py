@@ -9,7 +9,7 @@ draws the same.
 import contextlib
 import hashlib
 import random
-from typing import Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch

@@ -1,7 +1,8 @@
 """A distributed sampler whose position is global, so that it resumes on another number of ranks."""
 
 import math
-from typing import Any, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.utils.data import Dataset

@@ -1,6 +1,6 @@
 """fp16 and bf16 through torch's autocast: fp32 weights, 16-bit matrix products."""
 
-from typing import Callable, Optional, Union
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +70,7 @@ class TorchAMPOptimizer(OptimizerWrapper):
         """What the scaler inspects and steps: the user's optimizer, whose groups all wrappers share."""
         return self.unwrap()
 
-    def step(self, *args, **kwargs) -> Optional[float]:
+    def step(self, *args, **kwargs) -> float | None:
         self.unscale_grad()
         self._finish_inner_window()
         result = self.scaler.step(self._torch_optimizer(), *args, **kwargs)
@@ -91,14 +91,18 @@ class TorchAMPOptimizer(OptimizerWrapper):
         super().clip_grad_by_value(clip_value, *args, **kwargs)
 
     def clip_grad_by_norm(
-        self, max_norm: float, norm_type: Union[float, int] = 2.0, error_if_nonfinite: bool = False, *args, **kwargs
+        self, max_norm: float, norm_type: float | int = 2.0, error_if_nonfinite: bool = False, *args, **kwargs
     ) -> Tensor:
         self.unscale_grad()
         self._finish_inner_window()
         return super().clip_grad_by_norm(max_norm, norm_type, error_if_nonfinite, *args, **kwargs)
 
-    def get_param_grad(self, param: Tensor) -> Optional[Tensor]:
-        grad = self.optim.get_param_grad(param) if isinstance(self.optim, OptimizerWrapper) else super().get_param_grad(param)
+    def get_param_grad(self, param: Tensor) -> Tensor | None:
+        grad = (
+            self.optim.get_param_grad(param)
+            if isinstance(self.optim, OptimizerWrapper)
+            else super().get_param_grad(param)
+        )
         if grad is not None and not self._unscaled:
             grad.div_(self.scaler.get_scale())
         return grad
@@ -107,7 +111,7 @@ class TorchAMPOptimizer(OptimizerWrapper):
         """The loss scale and its counters, for checkpoints."""
         return self.scaler.state_dict()
 
-    def load_scaler_state(self, state: Optional[dict]) -> None:
+    def load_scaler_state(self, state: dict | None) -> None:
         if state:
             self.scaler.load_state_dict(state)
 
@@ -134,8 +138,8 @@ class FP16TorchMixedPrecision(MixedPrecision):
         )
 
     def configure(
-        self, model: nn.Module, optimizer: Optional[Optimizer] = None, criterion: Optional[Callable] = None
-    ) -> tuple[nn.Module, Optional[OptimizerWrapper], Optional[Callable]]:
+        self, model: nn.Module, optimizer: Optimizer | None = None, criterion: Callable | None = None
+    ) -> tuple[nn.Module, OptimizerWrapper | None, Callable | None]:
         model = TorchAMPModule(model, torch.float16)
         if optimizer is not None:
             optimizer = TorchAMPOptimizer(optimizer, **self.scaler_options)
@@ -146,15 +150,15 @@ class BF16MixedPrecision(MixedPrecision):
     """bf16 autocast; its range needs no loss scaling."""
 
     def configure(
-        self, model: nn.Module, optimizer: Optional[Optimizer] = None, criterion: Optional[Callable] = None
-    ) -> tuple[nn.Module, Optional[OptimizerWrapper], Optional[Callable]]:
+        self, model: nn.Module, optimizer: Optimizer | None = None, criterion: Callable | None = None
+    ) -> tuple[nn.Module, OptimizerWrapper | None, Callable | None]:
         model = TorchAMPModule(model, torch.bfloat16)
         if optimizer is not None and not isinstance(optimizer, OptimizerWrapper):
             optimizer = OptimizerWrapper(optimizer)
         return model, optimizer, under_autocast(criterion, torch.bfloat16)
 
 
-def under_autocast(criterion: Optional[Callable], dtype: torch.dtype) -> Optional[Callable]:
+def under_autocast(criterion: Callable | None, dtype: torch.dtype) -> Callable | None:
     """``criterion`` under autocast: a module stays one."""
     if criterion is None:
         return None

@@ -1,7 +1,7 @@
 """What a way of mixed precision offers the Booster."""
 
 from abc import ABC, abstractmethod
-from typing import Callable, Optional
+from collections.abc import Callable
 
 from torch import nn
 from torch.optim import Optimizer
@@ -12,6 +12,6 @@ from colossalai.interface import OptimizerWrapper
 class MixedPrecision(ABC):
     @abstractmethod
     def configure(
-        self, model: nn.Module, optimizer: Optional[Optimizer] = None, criterion: Optional[Callable] = None
-    ) -> tuple[nn.Module, Optional[OptimizerWrapper], Optional[Callable]]:
+        self, model: nn.Module, optimizer: Optimizer | None = None, criterion: Callable | None = None
+    ) -> tuple[nn.Module, OptimizerWrapper | None, Callable | None]:
         """The three, wrapped for this precision."""

@@ -1,6 +1,6 @@
 """What the data-parallel plugins share."""
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ def move_to_device(model: nn.Module) -> nn.Module:
     return model if comm.is_fake() else model.to(get_accelerator().get_current_device())
 
 
-def sync_from_first_rank(model: nn.Module, group=None, skip: Optional[set] = None) -> None:
+def sync_from_first_rank(model: nn.Module, group=None, skip: set | None = None) -> None:
     """Give all ranks the parameters and buffers of the group's first rank."""
     skip = skip or set()
     for tensor in (*model.parameters(), *model.buffers()):
@@ -32,14 +32,16 @@ def sync_from_first_rank(model: nn.Module, group=None, skip: Optional[set] = Non
             comm.broadcast(tensor.data, src=0, group=group)
 
 
-def weigh_by_tokens(loss_reduction: str, model: nn.Module, optimizer: Optional[OptimizerWrapper]) -> None:
+def weigh_by_tokens(loss_reduction: str, model: nn.Module, optimizer: OptimizerWrapper | None) -> None:
     """Under ``loss_reduction="token"`` let the optimizer weigh losses by the labels of ``model``'s forwards."""
     if loss_reduction == "token" and optimizer is not None:
         inner = model.unwrap() if isinstance(model, ModelWrapper) else model
         optimizer.token_weight = TokenWeight(model, inner)
 
 
-def lora_model(model: nn.Module, pretrained_dir: Optional[str], lora_config: Any, bnb_quantization_config: Any) -> nn.Module:
+def lora_model(
+    model: nn.Module, pretrained_dir: str | None, lora_config: Any, bnb_quantization_config: Any
+) -> nn.Module:
     """``model`` with new adapters of ``lora_config``, or with those saved in ``pretrained_dir``."""
     try:
         import peft

@@ -1,6 +1,8 @@
 """ZeRO stage 1 and 2."""
 
-from typing import Any, Callable, ContextManager, Optional
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,14 +48,19 @@ class LowLevelZeroModel(ModelWrapper, AMPModelMixin):
     """
 
     def __init__(
-        self, module: nn.Module, precision: str, overlap_allgather: bool = False, cast_inputs: bool = True, use_fp8: bool = False
+        self,
+        module: nn.Module,
+        precision: str,
+        overlap_allgather: bool = False,
+        cast_inputs: bool = True,
+        use_fp8: bool = False,
     ) -> None:
         super().__init__(module)
         refuse_pending_arguments("LowLevelZeroModel", use_fp8=use_fp8)
         self.dtype = DTYPES[precision]
         self.cast_inputs = cast_inputs and self.dtype != torch.float32
         self.overlap_allgather = overlap_allgather
-        self.optimizer: Optional[LowLevelZeroOptimizer] = None
+        self.optimizer: LowLevelZeroOptimizer | None = None
         for param in module.parameters():
             if param.is_floating_point():
                 param.data = param.data.to(self.dtype)
@@ -102,7 +109,7 @@ class ParameterGate:
         self._optimizer = optimizer
         self._buckets = {}
         self._ran: set[nn.Module] = set()
-        self._up_front: Optional[list] = None
+        self._up_front: list | None = None
         for owner in module.modules():
             buckets = optimizer.buckets_of(owner.parameters(recurse=False))
             if buckets:
@@ -161,7 +168,7 @@ class LowLevelZeroPlugin(DPPluginBase):
         max_norm: float = 0.0,
         norm_type: float = 2.0,
         reduce_bucket_size_in_m: float = 12,
-        communication_dtype: Optional[torch.dtype] = None,
+        communication_dtype: torch.dtype | None = None,
         overlap_communication: bool = True,
         overlap_allgather: bool = False,
         cpu_offload: bool = False,
@@ -192,7 +199,9 @@ class LowLevelZeroPlugin(DPPluginBase):
         if max_norm < 0:
             raise ConfigError(f"max_norm={max_norm}: use a positive norm, or 0 for no clipping")
         if communication_dtype is not None and not getattr(communication_dtype, "is_floating_point", False):
-            raise ConfigError(f"communication_dtype={communication_dtype!r}: use a floating torch dtype such as torch.float32")
+            raise ConfigError(
+                f"communication_dtype={communication_dtype!r}: use a floating torch dtype such as torch.float32"
+            )
         if growth_factor <= 1 or not 0 < backoff_factor < 1 or growth_interval < 1 or hysteresis < 0:
             raise ConfigError(
                 f"growth_factor={growth_factor}, backoff_factor={backoff_factor}, growth_interval={growth_interval}, "
@@ -200,7 +209,9 @@ class LowLevelZeroPlugin(DPPluginBase):
                 "and hysteresis >= 0"
             )
         if precision == "fp16" and not min_scale <= initial_scale <= max_scale:
-            raise ConfigError(f"initial_scale={initial_scale} must lie between min_scale={min_scale} and max_scale={max_scale}")
+            raise ConfigError(
+                f"initial_scale={initial_scale} must lie between min_scale={min_scale} and max_scale={max_scale}"
+            )
         self.stage, self.precision, self.verbose = stage, precision, verbose
         self.overlap_allgather, self.cast_inputs, self.loss_reduction = overlap_allgather, cast_inputs, loss_reduction
         self.lora_enabled = False
@@ -255,10 +266,10 @@ class LowLevelZeroPlugin(DPPluginBase):
     def configure(
         self,
         model: nn.Module,
-        optimizer: Optional[Optimizer] = None,
-        criterion: Optional[Callable] = None,
-        dataloader: Optional[DataLoader] = None,
-        lr_scheduler: Optional[LRScheduler] = None,
+        optimizer: Optimizer | None = None,
+        criterion: Callable | None = None,
+        dataloader: DataLoader | None = None,
+        lr_scheduler: LRScheduler | None = None,
     ) -> tuple[nn.Module, OptimizerWrapper, Callable, DataLoader, LRScheduler]:
         if self.lora_enabled and optimizer is not None:
             add_adapters_to_optimizer(model, optimizer)
@@ -269,7 +280,9 @@ class LowLevelZeroPlugin(DPPluginBase):
         if optimizer is not None and not isinstance(optimizer, OptimizerWrapper):
             in_optimizer = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
             sync_from_first_rank(model.module, skip=in_optimizer)
-            optimizer = LowLevelZeroOptimizer(optimizer, module=model.module, verbose=self.verbose, **self.zero_optim_kwargs)
+            optimizer = LowLevelZeroOptimizer(
+                optimizer, module=model.module, verbose=self.verbose, **self.zero_optim_kwargs
+            )
             model.attach(optimizer)
             weigh_by_tokens(self.loss_reduction, model, optimizer)
         return model, optimizer, criterion, dataloader, lr_scheduler
@@ -280,13 +293,17 @@ class LowLevelZeroPlugin(DPPluginBase):
     def get_checkpoint_io(self) -> CheckpointIO:
         return LowLevelZeroCheckpointIO()
 
-    def no_sync(self, model: nn.Module, optimizer: OptimizerWrapper) -> ContextManager:
+    def no_sync(self, model: nn.Module, optimizer: OptimizerWrapper) -> AbstractContextManager:
         if not isinstance(optimizer, LowLevelZeroOptimizer):
             raise ConfigError("no_sync: give the boosted optimizer, booster.no_sync(optimizer=optimizer)")
         return optimizer.no_sync()
 
     def enable_lora(
-        self, model: nn.Module, pretrained_dir: Optional[str] = None, lora_config: Any = None, bnb_quantization_config: Any = None
+        self,
+        model: nn.Module,
+        pretrained_dir: str | None = None,
+        lora_config: Any = None,
+        bnb_quantization_config: Any = None,
     ) -> nn.Module:
         if isinstance(model, ModelWrapper):
             raise ConfigError("enable_lora after boost: call it before boost")

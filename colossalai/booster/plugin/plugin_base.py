@@ -1,7 +1,9 @@
 """What every plugin offers the Booster."""
 
 from abc import ABC, abstractmethod
-from typing import Any, Callable, ContextManager, Iterator, Optional, Union
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -43,10 +45,10 @@ class Plugin(ABC):
     def configure(
         self,
         model: nn.Module,
-        optimizer: Optional[Optimizer] = None,
-        criterion: Optional[Callable] = None,
-        dataloader: Optional[DataLoader] = None,
-        lr_scheduler: Optional[LRScheduler] = None,
+        optimizer: Optimizer | None = None,
+        criterion: Callable | None = None,
+        dataloader: DataLoader | None = None,
+        lr_scheduler: LRScheduler | None = None,
     ) -> tuple[nn.Module, OptimizerWrapper, Callable, DataLoader, LRScheduler]:
         """Wrap what is given; what is None stays None."""
 
@@ -59,12 +61,16 @@ class Plugin(ABC):
         """The reader and writer of what ``configure`` returned."""
 
     @abstractmethod
-    def no_sync(self, model: nn.Module, optimizer: OptimizerWrapper) -> ContextManager:
+    def no_sync(self, model: nn.Module, optimizer: OptimizerWrapper) -> AbstractContextManager:
         """A context in which backward only adds to this rank's gradients."""
 
     @abstractmethod
     def enable_lora(
-        self, model: nn.Module, pretrained_dir: Optional[str] = None, lora_config: Any = None, bnb_quantization_config: Any = None
+        self,
+        model: nn.Module,
+        pretrained_dir: str | None = None,
+        lora_config: Any = None,
+        bnb_quantization_config: Any = None,
     ) -> nn.Module:
         """The model with adapters, before boost."""
 
@@ -79,7 +85,7 @@ class Plugin(ABC):
         pin_memory: bool = False,
         num_workers: int = 0,
         **kwargs,
-    ) -> Union[DataLoader, Iterator]:
+    ) -> DataLoader | Iterator:
         """A loader that gives each data-parallel rank its part of ``dataset``."""
 
     def agreement(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """What a plugin that cuts the model into pipeline stages offers in addition."""
 
 from abc import abstractmethod
-from typing import Any, Callable, Iterator, Optional
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from torch import nn
 
@@ -17,7 +18,7 @@ class PipelinePluginBase(Plugin):
         data_iter: Iterator,
         model: nn.Module,
         criterion: Callable[[Any, Any], Any],
-        optimizer: Optional[OptimizerWrapper] = None,
+        optimizer: OptimizerWrapper | None = None,
         return_loss: bool = True,
         return_outputs: bool = False,
     ) -> dict:

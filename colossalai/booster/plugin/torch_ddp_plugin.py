@@ -1,7 +1,9 @@
 """torch's DistributedDataParallel behind the Booster."""
 
 import re
-from typing import Any, Callable, ContextManager, Optional
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -59,7 +61,7 @@ class TorchDDPModel(ModelWrapper):
                 "or freeze them"
             ) from error
 
-    def no_sync(self) -> ContextManager:
+    def no_sync(self) -> AbstractContextManager:
         """Backward inside only adds to this rank's gradients."""
         if not isinstance(self.module, DDP):
             raise ConfigError("no_sync: the model has no trainable parameter")
@@ -124,10 +126,10 @@ class TorchDDPPlugin(DPPluginBase):
     def configure(
         self,
         model: nn.Module,
-        optimizer: Optional[Optimizer] = None,
-        criterion: Optional[Callable] = None,
-        dataloader: Optional[DataLoader] = None,
-        lr_scheduler: Optional[LRScheduler] = None,
+        optimizer: Optimizer | None = None,
+        criterion: Callable | None = None,
+        dataloader: DataLoader | None = None,
+        lr_scheduler: LRScheduler | None = None,
     ) -> tuple[nn.Module, OptimizerWrapper, Callable, DataLoader, LRScheduler]:
         if self.lora_enabled and optimizer is not None:
             add_adapters_to_optimizer(model, optimizer)
@@ -152,7 +154,7 @@ class TorchDDPPlugin(DPPluginBase):
     def get_checkpoint_io(self) -> CheckpointIO:
         return TorchDDPCheckpointIO()
 
-    def no_sync(self, model: nn.Module, optimizer: Optional[OptimizerWrapper] = None) -> ContextManager:
+    def no_sync(self, model: nn.Module, optimizer: OptimizerWrapper | None = None) -> AbstractContextManager:
         while isinstance(model, ModelWrapper) and not hasattr(model, "no_sync"):
             model = model.module
         if not hasattr(model, "no_sync"):
@@ -160,7 +162,11 @@ class TorchDDPPlugin(DPPluginBase):
         return model.no_sync()
 
     def enable_lora(
-        self, model: nn.Module, pretrained_dir: Optional[str] = None, lora_config: Any = None, bnb_quantization_config: Any = None
+        self,
+        model: nn.Module,
+        pretrained_dir: str | None = None,
+        lora_config: Any = None,
+        bnb_quantization_config: Any = None,
     ) -> nn.Module:
         if isinstance(model, ModelWrapper):
             raise ConfigError("enable_lora after boost: call it before boost")

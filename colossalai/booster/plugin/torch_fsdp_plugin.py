@@ -1,7 +1,8 @@
 """torch's FSDP2 (``fully_shard``) behind the Booster, with the keyword names of its predecessor."""
 
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Optional
+from typing import Any
 
 import torch
 from torch import nn
@@ -66,7 +67,7 @@ class FSDPOptimizerWrapper(OptimizerWrapper):
         """The user's module."""
         return self.model.unwrap() if isinstance(self.model, ModelWrapper) else self.model
 
-    def get_param_grad(self, param: nn.Parameter) -> Optional[torch.Tensor]:
+    def get_param_grad(self, param: nn.Parameter) -> torch.Tensor | None:
         grad = super().get_param_grad(param)
         return grad.full_tensor() if isinstance(grad, DTensor) else grad
 
@@ -117,7 +118,9 @@ class TorchFSDPPlugin(DPPluginBase):
             raise ConfigError("param_init_fn: FSDP2 shards initialised parameters; initialise the model before boost")
         prefetch = getattr(backward_prefetch, "name", backward_prefetch)
         if prefetch not in (None, "BACKWARD_PRE"):
-            raise ConfigError(f"backward_prefetch={prefetch}: FSDP2 prefetches before (BACKWARD_PRE) and knows nothing else")
+            raise ConfigError(
+                f"backward_prefetch={prefetch}: FSDP2 prefetches before (BACKWARD_PRE) and knows nothing else"
+            )
         strategy = getattr(sharding_strategy, "name", sharding_strategy) or "FULL_SHARD"
         if strategy not in RESHARD_AFTER_FORWARD:
             raise ConfigError(
@@ -159,10 +162,10 @@ class TorchFSDPPlugin(DPPluginBase):
     def configure(
         self,
         model: nn.Module,
-        optimizer: Optional[Optimizer] = None,
-        criterion: Optional[Callable] = None,
-        dataloader: Optional[DataLoader] = None,
-        lr_scheduler: Optional[LRScheduler] = None,
+        optimizer: Optimizer | None = None,
+        criterion: Callable | None = None,
+        dataloader: DataLoader | None = None,
+        lr_scheduler: LRScheduler | None = None,
     ) -> tuple[nn.Module, OptimizerWrapper, Callable, DataLoader, LRScheduler]:
         if not isinstance(model, ModelWrapper):
             names = {p: name for name, p in model.named_parameters()}
@@ -179,7 +182,11 @@ class TorchFSDPPlugin(DPPluginBase):
         if comm.is_fake():
             return
         mesh = self._mesh()
-        check_runs_on(optimizer, lambda t: distribute_tensor(t.to(mesh.device_type), mesh, [Shard(0)]), lambda t: t.full_tensor().cpu())
+        check_runs_on(
+            optimizer,
+            lambda t: distribute_tensor(t.to(mesh.device_type), mesh, [Shard(0)]),
+            lambda t: t.full_tensor().cpu(),
+        )
 
     def _mesh(self) -> DeviceMesh:
         world = torch.distributed.group.WORLD if self.process_group is None else self.process_group
@@ -211,7 +218,7 @@ class TorchFSDPPlugin(DPPluginBase):
     def get_checkpoint_io(self) -> CheckpointIO:
         return TorchFSDPCheckpointIO()
 
-    def no_sync(self, model: nn.Module, optimizer: Optional[OptimizerWrapper] = None):
+    def no_sync(self, model: nn.Module, optimizer: OptimizerWrapper | None = None):
         if not isinstance(model, TorchFSDPModel):
             raise ConfigError("no_sync: give the boosted model, booster.no_sync(model)")
         return model.no_sync()
@@ -220,14 +227,16 @@ class TorchFSDPPlugin(DPPluginBase):
         raise NotImplementedError("TorchFSDPPlugin has no LoRA yet: use LowLevelZeroPlugin or TorchDDPPlugin")
 
 
-def precision_policy(mixed_precision) -> tuple[MixedPrecisionPolicy, Optional[torch.dtype]]:
+def precision_policy(mixed_precision) -> tuple[MixedPrecisionPolicy, torch.dtype | None]:
     """FSDP2's policy, and the dtype of buffers, for FSDP1's ``MixedPrecision`` (or FSDP2's own policy)."""
     if mixed_precision is None:
         return MixedPrecisionPolicy(), None
     if isinstance(mixed_precision, MixedPrecisionPolicy):
         return mixed_precision, None
     if getattr(mixed_precision, "keep_low_precision_grads", False):
-        raise ConfigError("mixed_precision.keep_low_precision_grads: FSDP2 keeps gradients in the parameters' own dtype; leave it")
+        raise ConfigError(
+            "mixed_precision.keep_low_precision_grads: FSDP2 keeps gradients in the parameters' own dtype; leave it"
+        )
     policy = MixedPrecisionPolicy(
         param_dtype=mixed_precision.param_dtype,
         reduce_dtype=mixed_precision.reduce_dtype,
@@ -238,7 +247,9 @@ def precision_policy(mixed_precision) -> tuple[MixedPrecisionPolicy, Optional[to
 
 def blocks_to_wrap(model: nn.Module, policy, ignored: list[nn.Module]) -> list[nn.Module]:
     """The submodules to shard on their own, inner ones first."""
-    modules = [m for name, m in model.named_modules() if name and m not in ignored and any(True for _ in m.parameters())]
+    modules = [
+        m for name, m in model.named_modules() if name and m not in ignored and any(True for _ in m.parameters())
+    ]
     if policy is None:
         stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
         chosen = {element for stack in stacks for element in stack}
@@ -246,7 +257,9 @@ def blocks_to_wrap(model: nn.Module, policy, ignored: list[nn.Module]) -> list[n
         chosen = set(policy._run_policy(model, set(ignored), {}))
     elif callable(policy):  # FSDP1's policy functions, one module at a time
         chosen = {
-            m for m in modules if policy(module=m, recurse=False, nonwrapped_numel=sum(p.numel() for p in m.parameters()))
+            m
+            for m in modules
+            if policy(module=m, recurse=False, nonwrapped_numel=sum(p.numel() for p in m.parameters()))
         }
     else:
         chosen = {m for m in modules if isinstance(m, tuple(policy))}
@@ -259,7 +272,9 @@ def repoint_to_shards(optimizer: Optimizer, names: dict[nn.Parameter, str], modu
     for group in optimizer.param_groups:
         unknown = [p for p in group["params"] if p not in names]
         if unknown:
-            raise ConfigError(f"optimizer: {len(unknown)} of its parameters are not the model's; build it on model.parameters()")
+            raise ConfigError(
+                f"optimizer: {len(unknown)} of its parameters are not the model's; build it on model.parameters()"
+            )
         group["params"][:] = [sharded[names[p]] for p in group["params"]]
     for old in [p for p in optimizer.state if p in names]:
         new, state = sharded[names[old]], optimizer.state.pop(old)

@@ -17,7 +17,7 @@ _WIDTH = 36
 
 @dataclass(frozen=True)
 class Versions:
-    """What is installed; None for what is not there. ``aot_*`` come from the ``+torchX.YcuZ`` suffix of a native build."""
+    """What is installed, None for what is not; ``aot_*`` from the ``+torchX.YcuZ`` suffix of a native build."""
 
     colossalai: str
     torch: str | None

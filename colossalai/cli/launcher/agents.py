@@ -39,15 +39,15 @@ class Outcome:
 
 
 class _Agent:
-    """A running agent. With ``watch`` its error output passes through here, so that a failed rendezvous can be told from the rest."""
+    """A running agent. With ``watch`` its error output passes through here, to tell a failed rendezvous from the rest."""
 
     def __init__(self, command: Command, env: Mapping[str, str], watch: bool) -> None:
         self.command = command
         self.tail = b""
         pipe = subprocess.PIPE
         try:
-            # Its own session: Ctrl-C in a terminal reaches only this process, which passes it on once. Twice would break off the
-            # agent's orderly stop and leave workers behind.
+            # Its own session: Ctrl-C in a terminal reaches only this process, which passes it on once. Twice would break
+            # off the agent's orderly stop and leave workers behind.
             self.process = subprocess.Popen(
                 list(command.argv),
                 env=dict(env),
@@ -152,8 +152,8 @@ def run_agents(
 ) -> tuple[list[Outcome], int | None]:
     """Run the commands side by side until all have ended.
 
-    If one fails, the others get GRACE seconds to end by themselves and are then stopped. A first signal is passed on to all, a
-    second one ends them at once. Nothing outlives this call.
+    If one fails, the others get GRACE seconds to end by themselves and are then stopped. A first signal is passed on to
+    all, a second one ends them at once. Nothing outlives this call.
 
     Returns:
         How each ended, in order, and the signal that stopped the job (None if none did).

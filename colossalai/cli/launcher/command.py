@@ -1,4 +1,4 @@
-"""The commands of a job, as argument lists: one agent of ``torch.distributed.run`` a host, over ssh where the host is remote."""
+"""The commands of a job, as argument lists: one agent of ``torch.distributed.run`` a host, over ssh to a remote one."""
 
 import os
 import re
@@ -12,8 +12,8 @@ from colossalai.utils.errors import ConfigError
 
 from .hosts import LOOPBACK, Host
 
-# What a remote process needs to find the same programs and the same network. Anything else stays here: a whole environment carries
-# secrets, and settings that are right for this machine only.
+# What a remote process needs to find the same programs and the same network. Anything else stays here: a whole
+# environment carries secrets, and settings that are right for this machine only.
 FORWARDED_PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "CUDA_", "UCX_", "TRITON_", "COLOSSALAI_")
 FORWARDED_NAMES = frozenset(
     "PATH LD_LIBRARY_PATH PYTHONPATH PYTHONUNBUFFERED PYTHONHASHSEED VIRTUAL_ENV CONDA_PREFIX TOKENIZERS_PARALLELISM "
@@ -31,7 +31,8 @@ class Job:
         hosts: in rank order.
         program: script path, or module name if ``module``.
         args: the program's own arguments, passed on exactly.
-        nproc: processes a host as torch's launcher takes it (a number, or "gpu", "cpu", "auto"); None takes each host's slots.
+        nproc: processes a host as torch's launcher takes it (a number, or "gpu", "cpu", "auto"); None takes each host's
+            slots.
         rdzv_timeout: seconds the hosts may take to meet.
         extra: further options of torch's launcher, which win over those made here; None as value for a bare flag.
         forward: names of variables to forward to remote hosts besides the usual ones.
@@ -63,7 +64,7 @@ class Job:
             self.nproc_of(host)
 
     def nproc_of(self, host: Host) -> str:
-        """Processes on ``host``. ConfigError if neither --nproc_per_node nor its slots say, or if they contradict each other."""
+        """Processes on ``host``. ConfigError if neither --nproc_per_node nor its slots say, or if they contradict."""
         if self.nproc is None:
             if host.slots is None:
                 raise ConfigError(
@@ -76,8 +77,8 @@ class Job:
                 raise ConfigError(f"--nproc_per_node {self.nproc}: must be at least 1")
             if host.slots is not None and int(self.nproc) > host.slots:
                 raise ConfigError(
-                    f"--nproc_per_node {self.nproc} is more than the slots={host.slots} of {host.name} in the hostfile; "
-                    "lower it, or leave it out to use each host's slots"
+                    f"--nproc_per_node {self.nproc} is more than the slots={host.slots} of {host.name} in the "
+                    "hostfile; lower it, or leave it out to use each host's slots"
                 )
         elif self.nproc not in ("gpu", "cpu", "auto"):
             raise ConfigError(f"--nproc_per_node {self.nproc}: must be a number, or gpu, cpu or auto")
@@ -91,14 +92,14 @@ class Job:
             "node_rank": str(node_rank),
             "master_addr": self.master_addr,
             "master_port": str(self.master_port),
-            # "timeout" bounds the static rendezvous, "join_timeout" the c10d one that --standalone and rdzv_backend=c10d choose.
+            # "timeout" bounds the static rendezvous, "join_timeout" that of c10d, which --standalone chooses.
             "rdzv_conf": f"timeout={self.rdzv_timeout},join_timeout={self.rdzv_timeout}",
         }
         return made | dict(self.extra)
 
     @property
     def nnodes(self) -> str:
-        """Hosts of the whole job: more than ``hosts`` if each machine starts its own agent (nnodes among the extra arguments)."""
+        """Hosts of the whole job: more than ``hosts`` if each machine starts its own agent (nnodes in ``extra``)."""
         return self.options(0)["nnodes"] or "1"
 
     @property
@@ -112,7 +113,7 @@ class Job:
 
 
 def parse_extra(text: str | None) -> dict[str, str | None]:
-    """``a=1,b`` -> ``{"a": "1", "b": None}``, dashes in names read as underscores. ConfigError if a piece is no option."""
+    """``a=1,b`` -> ``{"a": "1", "b": None}``, dashes in names read as underscores. ConfigError for what is no option."""
     extra: dict[str, str | None] = {}
     for piece in (text or "").split(","):
         name, equals, value = piece.strip().partition("=")
@@ -135,7 +136,7 @@ def agent_command(job: Job, node_rank: int, python: str | None = None) -> list[s
 
 
 def forwarded(env: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
-    """The variables of ``env`` a remote host is given: network, threads, devices and search paths, and those named in ``more``."""
+    """The variables of ``env`` a remote host is given: network, threads, devices, search paths, and those in ``more``."""
     return {
         name: value
         for name, value in sorted(env.items())
@@ -147,15 +148,15 @@ def forwarded(env: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str
 def remote_command(job: Job, node_rank: int, env: Mapping[str, str] | None = None, cwd: str | None = None) -> list[str]:
     """The ssh command that runs one host's agent in the same folder, with the forwarded variables.
 
-    ssh hands the remote shell one line, so every word of it is quoted. The agent is stopped when its ssh connection ends, however
-    it ends: a small watcher reads the connection's input, which closes with it.
+    ssh hands the remote shell one line, so every word of it is quoted. The agent is stopped when its ssh connection
+    ends, however it ends: a small watcher reads the connection's input, which closes with it.
     """
     variables = forwarded(os.environ if env is None else env, job.forward)
     agent = ["env", *(f"{name}={value}" for name, value in variables.items()), *agent_command(job, node_rank)]
     script = (
         f"cd {shlex.quote(cwd or os.getcwd())} || exit 1; exec 3<&0; {shlex.join(agent)} </dev/null 3<&- & agent=$!; "
-        "{ cat <&3 >/dev/null; kill -TERM $agent; sleep 40; kill -KILL $agent; } >/dev/null 2>&1 & watcher=$!; exec 3<&-; "
-        "wait $agent; code=$?; kill $watcher 2>/dev/null; exit $code"
+        "{ cat <&3 >/dev/null; kill -TERM $agent; sleep 40; kill -KILL $agent; } >/dev/null 2>&1 & watcher=$!; "
+        "exec 3<&-; wait $agent; code=$?; kill $watcher 2>/dev/null; exit $code"
     )
     port = [] if job.ssh_port is None else ["-p", str(job.ssh_port)]
     # BatchMode: a password prompt would wait for ever. ServerAlive: notice a dead host within two minutes.
@@ -167,8 +168,8 @@ def remote_command(job: Job, node_rank: int, env: Mapping[str, str] | None = Non
 def resolve_auto(nproc: str, hosts: Sequence[Host], device_count: int) -> tuple[str, dict[str, str]]:
     """What ``--nproc_per_node auto`` means on this machine, and variables to set for it.
 
-    One process per accelerator; without any, two (one on a single core) that share the cores between them: more processes on a
-    CPU only add communication. Remote hosts are not asked, so there "auto" is refused.
+    One process per accelerator; without any, two (one on a single core) that share the cores between them: more
+    processes on a CPU only add communication. Remote hosts are not asked, so there "auto" is refused.
     """
     if nproc != "auto":
         return nproc, {}
@@ -196,7 +197,8 @@ def choose_master(master_addr: str | None, hosts: Sequence[Host]) -> str:
     first = hosts[0].name.rpartition("@")[2]
     if first in LOOPBACK:
         raise ConfigError(
-            f"the first host is called {first}, which the other hosts cannot reach; name it by an address they can, or give --master_addr"
+            f"the first host is called {first}, which the other hosts cannot reach; name it by an address they can, "
+            "or give --master_addr"
         )
     return first
 

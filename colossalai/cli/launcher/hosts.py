@@ -17,7 +17,7 @@ _LINE_FORMAT = "a line reads 'HOST' or 'HOST slots=N'; '#' starts a comment"
 
 @dataclass(frozen=True)
 class Host:
-    """One machine of the job. ``slots`` is the number of processes its hostfile line allows, None where it says none."""
+    """One machine of the job. ``slots`` is how many processes its hostfile line allows, None where it says nothing."""
 
     name: str
     slots: int | None = None

@@ -13,8 +13,8 @@ from .hosts import select_hosts
 class _UntilProgram(click.Command):
     """Splits the command line where the program begins: what follows belongs to the program and is not looked at.
 
-    Our options end at the first word that is none of them: the script or, after ``-m``, the module's first own argument ("--" ends
-    them there, too, for a module with an option called like one of ours).
+    Our options end at the first word that is none of them: the script or, after ``-m``, the module's first own argument
+    ("--" ends them there, too, for a module with an option called like one of ours).
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -46,7 +46,8 @@ def _similar(given: str, known: Any) -> list[str]:
     cls=_UntilProgram,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     options_metavar="[OPTIONS]",
-    epilog="Everything after the script (or, with -m, from the first word that is no option above) goes to the program unchanged.",
+    epilog="Everything after the script (or, with -m, from the first word that is no option above) goes to the program "
+    "unchanged.",
 )
 @click.option(
     "-H", "-host", "--host", default=None, help="Hosts, separated by commas. Without it and --hostfile: this machine."
@@ -120,7 +121,7 @@ def run(ctx: click.Context, **options: Any) -> None:
 
 
 def make_job(options: dict[str, Any]) -> tuple[Job, dict[str, str]]:
-    """The job that the command line describes, and variables to set for it. ConfigError names the option that is wrong."""
+    """The job that the command line describes, and variables to set for it. ConfigError names the wrong option."""
     chosen = {name: options[name] for name in ("host", "hostfile", "include", "exclude", "num_nodes")}
     hosts = select_hosts(**chosen)
     program, args, module = _program(options["program"], options["module"])
@@ -192,7 +193,7 @@ def _not_met(job: Job) -> str:
     where = address if port is None else f"{address}:{port}"
     limit = f"rdzv_conf={job.extra['rdzv_conf']}" if "rdzv_conf" in job.extra else f"{job.rdzv_timeout} s"
     return (
-        f"the {job.nnodes} hosts did not meet at {where} within {limit}. Check that all of them use the same --master_addr and "
-        f"--master_port, that each can reach {address} (firewall; GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME name the network to use), "
-        "or give them longer with --rdzv_timeout"
+        f"the {job.nnodes} hosts did not meet at {where} within {limit}. Check that all of them use the same "
+        f"--master_addr and --master_port, that each can reach {address} (firewall; GLOO_SOCKET_IFNAME or "
+        "NCCL_SOCKET_IFNAME name the network to use), or give them longer with --rdzv_timeout"
     )

@@ -10,15 +10,14 @@ A step, after one or more ``optimizer.backward(loss)``::
 Communication per step: 2P elements at stage 1, (k + 1)P at stage 2 with k backward calls, P being the parameters.
 """
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator, Optional, Union
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from colossalai import comm
-from colossalai.accelerator import get_accelerator
 from colossalai.amp.naive_amp.grad_scaler import DynamicGradScaler
 from colossalai.amp.naive_amp.watch import NonFiniteWatch
 from colossalai.interface import OptimizerWrapper
@@ -64,7 +63,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
     def __init__(
         self,
         optimizer: Optimizer,
-        pg_to_param_list: Optional[dict] = None,
+        pg_to_param_list: dict | None = None,
         initial_scale: float = 2**16,
         min_scale: float = 1,
         growth_factor: float = 2.0,
@@ -75,24 +74,26 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         clip_grad_norm: float = 0.0,
         verbose: bool = False,
         reduce_bucket_size: int = 1024 * 1024,
-        communication_dtype: Optional[torch.dtype] = None,
+        communication_dtype: torch.dtype | None = None,
         overlap_communication: bool = False,
         partition_grad: bool = False,
         cpu_offload: bool = False,
         dp_process_group=None,
         extra_dp_group=None,
-        forced_dtype: Optional[torch.dtype] = None,
+        forced_dtype: torch.dtype | None = None,
         master_weights: bool = True,
         overlap_allgather: bool = False,
         fp8_communication: bool = False,
         backward_context=None,
         *,
-        module: Optional[nn.Module] = None,
+        module: nn.Module | None = None,
     ) -> None:
         super().__init__(optimizer)
         refuse_pending_arguments("LowLevelZeroOptimizer", fp8_communication=fp8_communication)
         if pg_to_param_list is not None and dp_process_group is not None:
-            raise ConfigError("pg_to_param_list and dp_process_group exclude each other: give the groups in one of them")
+            raise ConfigError(
+                "pg_to_param_list and dp_process_group exclude each other: give the groups in one of them"
+            )
         if extra_dp_group is not None and dp_process_group is None:
             raise ConfigError("extra_dp_group needs dp_process_group, the group to shard over")
         self.stage = 2 if partition_grad else 1
@@ -120,14 +121,14 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
             initial_scale, growth_factor, backoff_factor, growth_interval, min_scale, max_scale, hysteresis
         )
         self._gathering: dict[FlatBucket, comm.Work] = {}
-        self._norm: Optional[Tensor] = None
+        self._norm: Tensor | None = None
         self._watch = NonFiniteWatch()
         if verbose:
             self._describe()
 
     # -- construction ------------------------------------------------------------------------------------------------
 
-    def _remember_groups(self, forced_dtype: Optional[torch.dtype]) -> None:
+    def _remember_groups(self, forced_dtype: torch.dtype | None) -> None:
         """Number the parameters as the original optimizer has them, and make a slot for each trainable one."""
         names = {} if self.module is None else {p: name for name, p in self.module.named_parameters()}
         self._original: list[list[nn.Parameter]] = [list(group["params"]) for group in self.optim.param_groups]
@@ -146,7 +147,9 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
                 index += 1
         kinds = {slot.param.dtype for slot in self._slots.values() if not getattr(slot.param, "skip_zero_check", False)}
         if len(kinds) > 1:
-            raise ConfigError(f"parameters of several dtypes {sorted(map(str, kinds))}: cast the model, or give forced_dtype")
+            raise ConfigError(
+                f"parameters of several dtypes {sorted(map(str, kinds))}: cast the model, or give forced_dtype"
+            )
         if not self._slots:
             raise ConfigError("optimizer: none of its parameters requires a gradient, so there is nothing to train")
         self.dtype = next(iter(kinds), next(iter(self._slots)).dtype)
@@ -162,7 +165,9 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
     def _check_covered(self) -> None:
         missing = [slot.name for slot in self._slots.values() if slot.bucket is None]
         if missing:
-            raise ConfigError(f"pg_to_param_list names no process group for {missing[:5]}: list every trainable parameter")
+            raise ConfigError(
+                f"pg_to_param_list names no process group for {missing[:5]}: list every trainable parameter"
+            )
 
     def _make_masters(self) -> None:
         for bucket in self._buckets:
@@ -173,7 +178,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         if self._kind is OptimizerKind.SEGMENT_NORMS:
             self.optim.segment_norms = SegmentNorms([(r.group, r.slots) for r in self._reducers])
 
-    def _make_scaler(self, initial, growth, backoff, interval, low, high, hysteresis) -> Optional[DynamicGradScaler]:
+    def _make_scaler(self, initial, growth, backoff, interval, low, high, hysteresis) -> DynamicGradScaler | None:
         if self.dtype != torch.float16:
             return None
         return DynamicGradScaler(initial, growth, backoff, interval, low, high, hysteresis)
@@ -246,7 +251,9 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         if not any(reducer.calls or reducer.foreign for reducer in self._reducers):
             return
         if self.grad_scaler is not None and any(reducer.foreign for reducer in self._reducers):
-            raise ConfigError("loss.backward() under fp16 leaves the loss unscaled: call booster.backward(loss, optimizer)")
+            raise ConfigError(
+                "loss.backward() under fp16 leaves the loss unscaled: call booster.backward(loss, optimizer)"
+            )
         self._finish_gradients()
         if self._overflowed():
             self.zero_grad()
@@ -267,7 +274,9 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         for reducer in self._reducers:
             used = reducer.finish()
             self._used.update(zip((slot.index for slot in reducer.slots), used))
-            norms = [torch.linalg.vector_norm(bucket.reduced) for bucket in reducer.buckets if bucket.reduced is not None]
+            norms = [
+                torch.linalg.vector_norm(bucket.reduced) for bucket in reducer.buckets if bucket.reduced is not None
+            ]
             if norms:
                 part = torch.stack(norms).square().sum().reshape(1)
                 comm.all_reduce(part, group=reducer.group)
@@ -316,7 +325,11 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
             for slot in bucket.slots
             if slot.segment is not None and not bool(torch.isfinite(bucket.segment_of(slot, bucket.reduced)).all())
         ]
-        return ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "") if bad else "no parameter of this rank"
+        return (
+            ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
+            if bad
+            else "no parameter of this rank"
+        )
 
     def _hand_over(self) -> None:
         """Make the reduced gradients the segments' ``grad``; what no rank has a gradient of gets None, as in one process."""
@@ -357,7 +370,9 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
             bucket.check_identity()
         for name, param in self._frozen:
             if param.requires_grad:
-                raise LayoutError(f"parameter {name!r} was frozen at boost and requires a gradient now: unfreeze before boost")
+                raise LayoutError(
+                    f"parameter {name!r} was frozen at boost and requires a gradient now: unfreeze before boost"
+                )
         if self.module is not None:
             named = {slot.name: slot.param for slot in self._slots.values()}
             for name, param in self.module.named_parameters(remove_duplicate=False):
@@ -369,13 +384,13 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
 
     # -- what users read ---------------------------------------------------------------------------------------------
 
-    def get_grad_norm(self, norm_type: float = 2, **kwargs) -> Optional[float]:
+    def get_grad_norm(self, norm_type: float = 2, **kwargs) -> float | None:
         """L2 norm of the last step's gradients over all ranks: unscaled, before clipping; None before the first step."""
         if norm_type != 2:
             raise ConfigError(f"norm_type={norm_type}: only 2 is computed")
         return None if self._norm is None else comm.read_scalar(self._norm, default=1.0)
 
-    def get_param_grad(self, working_param: nn.Parameter) -> Optional[Tensor]:
+    def get_param_grad(self, working_param: nn.Parameter) -> Tensor | None:
         """This window's gradient of a model parameter: whole, unscaled, averaged over the ranks, in fp32.
 
         Collective: every rank must ask for the same parameter. None where no rank has a gradient of it, and after the step.
@@ -403,10 +418,14 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
             piece.copy_(slot.layout.piece(grad, slot.bucket.rank).view_as(piece)).div_(factor)
 
     def clip_grad_by_norm(self, max_norm, norm_type=2.0, error_if_nonfinite=False, *args, **kwargs) -> Tensor:
-        raise ConfigError("clip_grad_by_norm: under ZeRO the step clips; give max_norm to the plugin (clip_grad_norm here)")
+        raise ConfigError(
+            "clip_grad_by_norm: under ZeRO the step clips; give max_norm to the plugin (clip_grad_norm here)"
+        )
 
     def clip_grad_by_value(self, clip_value, *args, **kwargs) -> None:
-        raise ConfigError("clip_grad_by_value is not available under ZeRO: give max_norm to the plugin, or use TorchDDPPlugin")
+        raise ConfigError(
+            "clip_grad_by_value is not available under ZeRO: give max_norm to the plugin, or use TorchDDPPlugin"
+        )
 
     def add_param_group(self, param_group: dict) -> None:
         raise ConfigError("add_param_group after boost: add the group to the optimizer before boost")
@@ -425,7 +444,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         return {slot.index: slot.layout for slot in self._slots.values()}
 
 
-def _pair(key: Union[tuple, object]) -> tuple:
+def _pair(key: tuple | object) -> tuple:
     """(shard group, replica group) from a key of pg_to_param_list."""
     if not isinstance(key, tuple):
         return key, None

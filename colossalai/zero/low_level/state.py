@@ -1,6 +1,7 @@
 """The optimizer's state as one process would have it: whole tensors, ids as in the original optimizer."""
 
-from typing import Any, Iterator, Optional
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ class ZeroStateMixin:
             index += len(params)
         return groups
 
-    def checkpoint_entries(self) -> Iterator[tuple[int, Layout, Optional[nn.Parameter]]]:
+    def checkpoint_entries(self) -> Iterator[tuple[int, Layout, nn.Parameter | None]]:
         """(parameter id, layout, this rank's segment or None) of every trainable parameter, ids ascending."""
         for slot in self._by_index():
             yield slot.index, slot.layout, slot.segment
@@ -39,7 +40,7 @@ class ZeroStateMixin:
         """The process group that the parameter is cut over."""
         return self._slot_of(param_id).bucket.group
 
-    def master_of(self, param_id: int) -> Optional[Tensor]:
+    def master_of(self, param_id: int) -> Tensor | None:
         """This rank's piece of the fp32 master where it is not the working weight itself, else None."""
         slot = self._slot_of(param_id)
         return slot.segment if slot.bucket.own_master else None
@@ -48,10 +49,10 @@ class ZeroStateMixin:
         """Whether the parameter has a master beside the working weight, on whatever rank."""
         return self._slot_of(param_id).bucket.own_master
 
-    def scaler_state(self) -> Optional[dict]:
+    def scaler_state(self) -> dict | None:
         return None if self.grad_scaler is None else self.grad_scaler.state_dict()
 
-    def load_scaler_state(self, state: Optional[dict]) -> None:
+    def load_scaler_state(self, state: dict | None) -> None:
         if state is not None and self.grad_scaler is not None:
             self.grad_scaler.load_state_dict(state)
 
@@ -101,7 +102,7 @@ class ZeroStateMixin:
             if (comm.rank() in ranks) and entry:
                 yield slot.index, entry
 
-    def _describe_state(self, own: dict, slot: Slot) -> list[tuple[str, Optional[torch.dtype], Any]]:
+    def _describe_state(self, own: dict, slot: Slot) -> list[tuple[str, torch.dtype | None, Any]]:
         """(key, dtype, None) of each state that is cut, (key, None, value) of the others; known by any rank, told to all."""
         shape = None if slot.segment is None else slot.segment.shape
         mine = []
@@ -114,7 +115,7 @@ class ZeroStateMixin:
         return next((keys for keys in everyone if keys), [])
 
     @staticmethod
-    def _whole(piece: Optional[Tensor], dtype: torch.dtype, slot: Slot) -> Tensor:
+    def _whole(piece: Tensor | None, dtype: torch.dtype, slot: Slot) -> Tensor:
         full = assemble(piece, slot.layout, dtype, slot.bucket.group)
         return comm.broadcast_object(None if full is None else full.cpu(), src=0, group=slot.bucket.group)
 
@@ -142,7 +143,7 @@ class ZeroStateMixin:
         if block:
             yield block, size
 
-    def update_master_params(self, model: Optional[nn.Module] = None) -> None:
+    def update_master_params(self, model: nn.Module | None = None) -> None:
         """Refresh the masters from the working weights, after these were loaded anew."""
         for bucket in self._buckets:
             bucket.pull_master()

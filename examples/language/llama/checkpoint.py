@@ -20,12 +20,13 @@ PARTS = ("model", "optimizer", "lr_scheduler.bin", "arguments.json", "state.bin"
 def save(booster: Booster, folder: str, boosted: tuple, tokenizer: Tokenizer, arguments: dict[str, Any], step: int) -> None:
     """Write ``boosted`` (model, optimizer, scheduler, dataloader) and where the run stands. Every rank calls it.
 
-    It is written beside the checkpoint before and takes its place at the end, so that a job that is killed while writing
-    leaves the old one, and never parts of two.
+    The parts are written into ``.partial``. Renaming that to ``.complete`` makes them the checkpoint; then each takes the place
+    of the one before it. A job that is killed on the way leaves the old checkpoint or the new one, never parts of both.
     """
     model, optimizer, scheduler, dataloader = boosted
     target, partial = Path(folder), Path(folder) / ".partial"
     if dist.get_rank() == 0:
+        _move_into_place(target)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     dist.barrier()
@@ -38,39 +39,47 @@ def save(booster: Booster, folder: str, boosted: tuple, tokenizer: Tokenizer, ar
         wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=END_OF_TEXT, eos_token=END_OF_TEXT)
         wrapped.save_pretrained(f"{partial}/model")
         (partial / "arguments.json").write_text(json.dumps(arguments, indent=2) + "\n")
-        # Without state.bin a folder is no checkpoint: it goes first and comes last.
-        for name in reversed(PARTS):
-            _remove(target / name)
-        for name in PARTS:
-            (partial / name).rename(target / name)
-        partial.rmdir()
+        partial.rename(target / ".complete")
+        _move_into_place(target)
     dist.barrier()
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+def _move_into_place(target: Path) -> None:
+    """Let what ``.complete`` still holds take the place of the parts before; does nothing without it."""
+    complete = target / ".complete"
+    if not complete.is_dir():
+        return
+    for new in complete.iterdir():
+        old = target / new.name
+        if old.is_dir():
+            shutil.rmtree(old)
+        new.replace(old)
+    complete.rmdir()
+
+
+def part(folder: str, name: str) -> Path:
+    """Where a part of the checkpoint in ``folder`` is."""
+    moving = Path(folder) / ".complete" / name
+    return moving if moving.exists() else Path(folder) / name
 
 
 def load(booster: Booster, folder: str, boosted: tuple) -> dict[str, Any]:
     """Set ``boosted`` (model, optimizer, scheduler, dataloader) to what ``folder`` holds; returns {"step": ...}."""
     model, optimizer, scheduler, dataloader = boosted
-    booster.load_model(model, f"{folder}/model")
-    booster.load_optimizer(optimizer, f"{folder}/optimizer")
-    booster.load_lr_scheduler(scheduler, f"{folder}/lr_scheduler.bin")
-    return booster.load_training_state(f"{folder}/state.bin", dataloader)
+    booster.load_model(model, str(part(folder, "model")))
+    booster.load_optimizer(optimizer, str(part(folder, "optimizer")))
+    booster.load_lr_scheduler(scheduler, str(part(folder, "lr_scheduler.bin")))
+    return booster.load_training_state(str(part(folder, "state.bin")), dataloader)
 
 
 def load_tokenizer(folder: str) -> Tokenizer:
     """The tokenizer that was saved with the model."""
-    return Tokenizer.from_file(f"{folder}/model/tokenizer.json")
+    return Tokenizer.from_file(str(part(folder, "model") / "tokenizer.json"))
 
 
 def arguments(folder: str) -> dict[str, Any]:
     """The command line that made a checkpoint; stops the script if ``folder`` does not hold a whole one."""
-    missing = [name for name in PARTS if not (Path(folder) / name).exists()]
+    missing = [name for name in PARTS if not part(folder, name).exists()]
     if missing:
         raise SystemExit(f"--resume {folder}: no checkpoint of this script, {', '.join(missing)} is missing")
-    return json.loads((Path(folder) / "arguments.json").read_text())
+    return json.loads(part(folder, "arguments.json").read_text())

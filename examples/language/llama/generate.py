@@ -7,6 +7,7 @@ import argparse
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 
 def complete(folder: str, prompt: str, max_new_tokens: int, temperature: float, lines: int) -> str:
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=1, help="lines to write")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    logging.disable_progress_bar()
     torch.manual_seed(args.seed)
     print(complete(args.folder, args.prompt, args.max_new_tokens, args.temperature, args.lines))
 

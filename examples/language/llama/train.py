@@ -114,8 +114,8 @@ def train_step(booster: Booster, model, optimizer, scheduler, batches, args: arg
     """One update from ``grad_accum`` batches of each rank; returns this rank's mean loss."""
     total = torch.zeros((), device=get_accelerator().get_current_device())
     for forward in range(args.grad_accum):
-        # ZeRO-2 reduces each backward into the slice it keeps, which costs less memory than waiting.
-        waits = forward < args.grad_accum - 1 and args.plugin != "zero2" and booster.plugin.support_no_sync()
+        # Where gradients are sharded, each backward is reduced into the slice that is kept: waiting would keep them whole.
+        waits = forward < args.grad_accum - 1 and args.plugin in ("ddp", "zero1")
         with booster.no_sync(model, optimizer) if waits else contextlib.nullcontext():
             loss = model(**next(batches)).loss / args.grad_accum
             booster.backward(loss, optimizer)
