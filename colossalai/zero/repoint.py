@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -53,20 +54,21 @@ class SegmentNorms:
     """
 
     def __init__(self, groups: list[tuple[Any, list[Slot]]]) -> None:
-        self._groups = [
-            (group, len(slots), {slot.segment: i for i, slot in enumerate(slots) if slot.segment is not None})
-            for group, slots in groups
-        ]
+        self._groups = []
+        for group, slots in groups:
+            index = {slot.segment: i for i, slot in enumerate(slots) if slot.segment is not None}
+            master = slots[0].bucket.master  # a rank without any segment must send a table like everybody's
+            self._groups.append((group, len(slots), index, torch.promote_types(master.dtype, torch.float32), master.device))
 
     def __call__(self, params: list[Tensor], squares: Tensor, total: bool = False) -> Tensor:
         """(k, n) squared norms of what is here of ``params`` -> the same of the whole tensors; with ``total`` their sums, (k,)."""
         whole, sums = squares.clone(), 0.0
-        for group, count, index in self._groups:
+        for group, count, index, dtype, device in self._groups:
             columns = [j for j, p in enumerate(params) if p in index]
             places = [index[params[j]] for j in columns]
-            table = squares.new_zeros(squares.shape[0], count)
-            table[:, places] = squares[:, columns]
+            table = torch.zeros(squares.shape[0], count, dtype=dtype, device=device)
+            table[:, places] = squares[:, columns].to(dtype)
             comm.all_reduce(table, group=group)
-            whole[:, columns] = table[:, places]
+            whole[:, columns] = table[:, places].to(whole.dtype)
             sums = sums + table.sum(dim=1)
         return sums if total else whole

@@ -22,6 +22,7 @@ from colossalai.amp.naive_amp.grad_scaler import DynamicGradScaler
 from colossalai.amp.naive_amp.watch import NonFiniteWatch
 from colossalai.interface import OptimizerWrapper
 from colossalai.logging import get_dist_logger
+from colossalai.nn.optimizer.segments import squared_norms
 from colossalai.tensor import Layout
 from colossalai.utils.errors import ConfigError, GradientOverflowError, LayoutError
 from colossalai.utils.pending import refuse_pending_arguments
@@ -274,11 +275,9 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         for reducer in self._reducers:
             used = reducer.finish()
             self._used.update(zip((slot.index for slot in reducer.slots), used))
-            norms = [
-                torch.linalg.vector_norm(bucket.reduced) for bucket in reducer.buckets if bucket.reduced is not None
-            ]
-            if norms:
-                part = torch.stack(norms).square().sum().reshape(1)
+            reduced = [bucket.reduced for bucket in reducer.buckets if bucket.reduced is not None]
+            if reduced:
+                part = squared_norms(reduced).sum().reshape(1)
                 comm.all_reduce(part, group=reducer.group)
                 squares += part
         self._factor = self._unscale_factor()
