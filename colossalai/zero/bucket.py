@@ -154,9 +154,13 @@ class FlatBucket:
         return piece.as_strided(slot.param.shape, slot.strides, piece.storage_offset() + begin)
 
     def pull_master(self) -> None:
-        """Refresh ``master`` from the working weights (after these were loaded anew)."""
+        """Refresh ``master`` from the working weights (after these were loaded anew).
+
+        A master that rounds to its weight stays: it is the better one, as when the optimizer was loaded before the model.
+        """
         if self.own_master:
-            self.master.copy_(self.mine)
+            weights = self.mine.to(self.master.device)
+            torch.where(self.master.to(self.dtype) == weights, self.master, weights.to(self.master.dtype), out=self.master)
 
     def publish(self, async_op: bool = False) -> "comm.Work":
         """Send ``master`` to every rank's ``flat``: cast into this rank's slice, then all-gather in place."""

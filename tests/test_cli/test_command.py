@@ -70,9 +70,7 @@ def test_extra_arguments_win_and_bare_flags_stay_bare():
 def test_options_are_those_torch_understands():
     from torch.distributed.run import parse_args
 
-    args = parse_args(
-        agent_command(make(Host("a"), Host("b", slots=5), nproc=None, hosts=(Host("b", slots=5),)), 0)[3:]
-    )
+    args = parse_args(agent_command(make(Host("a"), Host("b", slots=5), nproc=None, hosts=(Host("b", slots=5),)), 0)[3:])
     assert (args.nproc_per_node, args.nnodes, args.node_rank) == ("5", "1", 0)
     assert (args.master_addr, args.master_port, args.rdzv_conf) == ("10.0.0.1", 29500, "timeout=45,join_timeout=45")
     assert args.training_script == "train.py" and tuple(args.training_script_args) == NASTY
@@ -138,9 +136,7 @@ def test_remote_command_survives_two_shells_exactly(tmp_path, monkeypatch):
     printer = tmp_path / "agent.py"
     printer.write_text(PRINTER)
     job = make(Host("198.51.100.1"), ssh_port=2222)
-    monkeypatch.setattr(
-        "colossalai.cli.launcher.command.agent_command", lambda job, rank: [sys.executable, str(printer), *NASTY]
-    )
+    monkeypatch.setattr("colossalai.cli.launcher.command.agent_command", lambda job, rank: [sys.executable, str(printer), *NASTY])
     argv = remote_command(job, 0, env={"GLOO_SOCKET_IFNAME": "l o'", "SECRET": "s"}, cwd=str(folder))
     assert argv[0] == "ssh" and argv[argv.index("-p") + 1] == "2222" and "BatchMode=yes" in argv
     assert argv[-2] == "198.51.100.1"

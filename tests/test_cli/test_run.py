@@ -133,17 +133,12 @@ def test_everything_after_the_script_is_the_scripts():
 
 
 def test_options_of_the_0_5_command_line():
-    job = parsed(
-        "-host", "localhost,127.0.0.1", "--master_port=1234", "--nproc_per_node", "4", "--ssh-port", "22", "t.py"
-    )
+    job = parsed("-host", "localhost,127.0.0.1", "--master_port=1234", "--nproc_per_node", "4", "--ssh-port", "22", "t.py")
     assert [host.name for host in job.hosts] == ["localhost", "127.0.0.1"]
     assert (job.master_port, job.nproc, job.ssh_port, job.master_addr) == (1234, "4", 22, "127.0.0.1")
     assert [host.name for host in parsed("-H", "h1,h2", "--nproc_per_node", "1", "t.py").hosts] == ["h1", "h2"]
     assert parsed("--host", "h1,h2", "--nproc_per_node", "1", "t.py").master_addr == "h1"
-    assert (
-        parsed("--host", "h1,h2", "--nproc_per_node", "1", "--extra_launch_args", "master_addr=h9", "t.py").master_addr
-        == "h9"
-    )
+    assert parsed("--host", "h1,h2", "--nproc_per_node", "1", "--extra_launch_args", "master_addr=h9", "t.py").master_addr == "h9"
 
 
 def test_module_takes_options_on_both_sides_of_its_name():
@@ -184,16 +179,12 @@ def test_two_processes_get_the_arguments_and_the_environment_exactly(work):
     assert "localhost: success" in out
     notes = notes_of(work)
     assert [note["RANK"] for note in notes] == ["0", "1"] == [note["LOCAL_RANK"] for note in notes]
-    assert all(
-        note["argv"] == words and note["WORLD_SIZE"] == "2" and note["MASTER_ADDR"] == "127.0.0.1" for note in notes
-    )
+    assert all(note["argv"] == words and note["WORLD_SIZE"] == "2" and note["MASTER_ADDR"] == "127.0.0.1" for note in notes)
     assert all((note["GLOO_SOCKET_IFNAME"], note["NCCL_DEBUG"]) == ("lo", "WARN") for note in notes)
 
 
 def test_a_failing_process_shows_its_error_and_fails_the_job(work):
-    (work[0] / "fail.py").write_text(
-        "import os\nif os.environ['RANK'] == '1': raise ValueError('rank one is unhappy')\n"
-    )
+    (work[0] / "fail.py").write_text("import os\nif os.environ['RANK'] == '1': raise ValueError('rank one is unhappy')\n")
     out, err, code = finish(start(work, "--nproc_per_node", "2", "--master_port", "0", "fail.py"))
     assert code == 1
     assert "ValueError: rank one is unhappy" in err

@@ -36,6 +36,11 @@ def sgd(model, lr=0.1):
     return torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=lr, momentum=0.9)
 
 
+def decaying(model):
+    """Weight decay tells a gradient of zero from none."""
+    return torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.5, eps=ADAM_EPS)
+
+
 def frozen_mlp():
     model = MLP.build()
     model[0].requires_grad_(False)
@@ -123,8 +128,8 @@ RECIPES = {
     "frozen": Recipe(frozen_mlp, sgd, mlp_windows, MLP.loss),
     "frozen group": Recipe(frozen_mlp, frozen_group, mlp_windows, MLP.loss),
     "partial": Recipe(MLP.build, last_layer_only, mlp_windows, MLP.loss),
-    "unused": Recipe(WithUnused, sgd, mlp_windows, mse),
-    "one_rank": Recipe(OnlyOnSomeRanks, sgd, mixed_use_windows, mse),
+    "unused": Recipe(WithUnused, decaying, mlp_windows, mse),
+    "one_rank": Recipe(OnlyOnSomeRanks, decaying, mixed_use_windows, mse),
     "quantised": Recipe(Quantised, sgd, mlp_windows, mse),
     "conv": Recipe(ConvNet, sgd, mlp_windows, mse),
     "plain conv": Recipe(lambda: ConvNet((1,), torch.contiguous_format), sgd, mlp_windows, mse),

@@ -60,14 +60,14 @@ def prepare_dataloader(
     else:
         sampler_cls = distributed_sampler_cls or StatefulDistributedSampler
         options = {"num_replicas": num_replicas, "rank": rank, "shuffle": shuffle}
-        sampler = sampler_cls(dataset, **options, **_accepted(sampler_cls, {"seed": seed, "drop_last": drop_last}))
+        sampler = sampler_cls(dataset, **options, **_accepted(sampler_cls, {"seed": int(seed), "drop_last": drop_last}))
     return StatefulDataLoader(
         dataset,
-        batch_size,
+        int(batch_size),  # a numpy integer would go into the state, which holds primitives only
         sampler=sampler,
         num_replicas=num_replicas,
         rank=rank,
-        seed=seed,
+        seed=int(seed),
         drop_last=drop_last,
         pin_memory=pin_memory,
         num_workers=num_workers,

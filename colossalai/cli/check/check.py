@@ -2,9 +2,7 @@ import click
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "-i", "--installation", is_flag=True, help="Report versions, native extensions and whether they fit together."
-)
+@click.option("-i", "--installation", is_flag=True, help="Report versions, native extensions and whether they fit together.")
 def check(installation: bool) -> None:
     """Look at the installation."""
     if not installation:

@@ -39,9 +39,7 @@ class Extension:
 def installation_report() -> str:
     """The whole report as text."""
     versions, extensions = find_versions(), find_extensions()
-    ahead = any(
-        extension.name.endswith("_cuda") and extension.why.startswith("ahead of time") for extension in extensions
-    )
+    ahead = any(extension.name.endswith("_cuda") and extension.why.startswith("ahead of time") for extension in extensions)
     sections = {
         "Environment": {
             "Colossal-AI version": versions.colossalai,

@@ -39,15 +39,15 @@ class Outcome:
 
 
 class _Agent:
-    """A running agent. With ``watch`` its error output passes through here, to tell a failed rendezvous from the rest."""
+    """A running agent. With ``watch`` its error output passes through here, to recognise a failed rendezvous."""
 
     def __init__(self, command: Command, env: Mapping[str, str], watch: bool) -> None:
         self.command = command
         self.tail = b""
         pipe = subprocess.PIPE
         try:
-            # Its own session: Ctrl-C in a terminal reaches only this process, which passes it on once. Twice would break
-            # off the agent's orderly stop and leave workers behind.
+            # Its own session: Ctrl-C in a terminal reaches only this process, which passes it on once. Twice would
+            # break off the agent's orderly stop and leave workers behind.
             self.process = subprocess.Popen(
                 list(command.argv),
                 env=dict(env),
@@ -147,9 +147,7 @@ class _Signals:
                 signal.signal(number, handler)
 
 
-def run_agents(
-    commands: Sequence[Command], env: Mapping[str, str], watch: bool = False
-) -> tuple[list[Outcome], int | None]:
+def run_agents(commands: Sequence[Command], env: Mapping[str, str], watch: bool = False) -> tuple[list[Outcome], int | None]:
     """Run the commands side by side until all have ended.
 
     If one fails, the others get GRACE seconds to end by themselves and are then stopped. A first signal is passed on to
@@ -197,9 +195,7 @@ def report(outcomes: Sequence[Outcome], out=None) -> int:
     out = out or sys.stdout
     print("\n====== Training on All Nodes =====", file=out)
     for outcome in outcomes:
-        print(
-            f"{outcome.host}: " + ("success" if outcome.code == 0 else f"failure ({describe(outcome.code)})"), file=out
-        )
+        print(f"{outcome.host}: " + ("success" if outcome.code == 0 else f"failure ({describe(outcome.code)})"), file=out)
     print("\n====== Stopping All Nodes =====", file=out)
     for outcome in outcomes:
         print(f"{outcome.host}: finish", file=out)

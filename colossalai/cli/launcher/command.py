@@ -113,7 +113,7 @@ class Job:
 
 
 def parse_extra(text: str | None) -> dict[str, str | None]:
-    """``a=1,b`` -> ``{"a": "1", "b": None}``, dashes in names read as underscores. ConfigError for what is no option."""
+    """``a=1,b`` -> ``{"a": "1", "b": None}``, dashes in names read as underscores. ConfigError otherwise."""
     extra: dict[str, str | None] = {}
     for piece in (text or "").split(","):
         name, equals, value = piece.strip().partition("=")
@@ -121,9 +121,7 @@ def parse_extra(text: str | None) -> dict[str, str | None]:
         if not piece.strip():
             continue
         if not _FLAG.fullmatch(name):
-            raise ConfigError(
-                f"--extra_launch_args: {piece!r} is not an option; write name=value,name=value or a bare flag"
-            )
+            raise ConfigError(f"--extra_launch_args: {piece!r} is not an option; write name=value,name=value or a bare flag")
         extra[name.replace("-", "_")] = value if equals else None
     return extra
 
@@ -136,7 +134,7 @@ def agent_command(job: Job, node_rank: int, python: str | None = None) -> list[s
 
 
 def forwarded(env: Mapping[str, str], more: Sequence[str] = ()) -> dict[str, str]:
-    """The variables of ``env`` a remote host is given: network, threads, devices, search paths, and those in ``more``."""
+    """The variables of ``env`` a remote host is given: network, threads, devices, search paths, and ``more``."""
     return {
         name: value
         for name, value in sorted(env.items())
@@ -174,9 +172,7 @@ def resolve_auto(nproc: str, hosts: Sequence[Host], device_count: int) -> tuple[
     if nproc != "auto":
         return nproc, {}
     if not all(host.local for host in hosts):
-        raise ConfigError(
-            "--nproc_per_node auto counts the devices of this machine; for remote hosts give a number, or gpu"
-        )
+        raise ConfigError("--nproc_per_node auto counts the devices of this machine; for remote hosts give a number, or gpu")
     if device_count:
         return str(device_count), {}
     cores = os.cpu_count() or 1

@@ -127,9 +127,7 @@ def select_hosts(
         raise ConfigError("--include and --exclude cannot be used together; give one of them")
     if hostfile is None and (include is not None or exclude is not None):
         option = "--include" if include is not None else "--exclude"
-        raise ConfigError(
-            f"{option} chooses among the hosts of a hostfile; give --hostfile, or list the hosts with --host"
-        )
+        raise ConfigError(f"{option} chooses among the hosts of a hostfile; give --hostfile, or list the hosts with --host")
     if num_nodes != -1 and num_nodes < 1:
         raise ConfigError(f"--num_nodes {num_nodes}: must be at least 1")
 
@@ -163,6 +161,4 @@ def _must_know(names: Iterable[str], hosts: Iterable[Host], option: str, hostfil
     known = {h.name for h in hosts}
     missing = [name for name in names if name not in known]
     if missing:
-        raise ConfigError(
-            f"{option}: {', '.join(missing)} not found in {hostfile}, which names {', '.join(sorted(known))}"
-        )
+        raise ConfigError(f"{option}: {', '.join(missing)} not found in {hostfile}, which names {', '.join(sorted(known))}")

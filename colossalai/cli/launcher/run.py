@@ -18,9 +18,7 @@ class _UntilProgram(click.Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        takes_value = {
-            name: not p.is_flag for p in self.get_params(ctx) if isinstance(p, click.Option) for name in p.opts
-        }
+        takes_value = {name: not p.is_flag for p in self.get_params(ctx) if isinstance(p, click.Option) for name in p.opts}
         at, module = 0, False
         while at < len(args):
             name, equals, _ = args[at].partition("=")
@@ -46,17 +44,12 @@ def _similar(given: str, known: Any) -> list[str]:
     cls=_UntilProgram,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     options_metavar="[OPTIONS]",
-    epilog="Everything after the script (or, with -m, from the first word that is no option above) goes to the program "
-    "unchanged.",
+    epilog="Everything after the script (or, with -m, from the first word that is no option above) goes to the program unchanged.",
 )
-@click.option(
-    "-H", "-host", "--host", default=None, help="Hosts, separated by commas. Without it and --hostfile: this machine."
-)
+@click.option("-H", "-host", "--host", default=None, help="Hosts, separated by commas. Without it and --hostfile: this machine.")
 @click.option("--hostfile", default=None, help="File with one 'HOST' or 'HOST slots=N' a line; '#' starts a comment.")
 @click.option("--include", default=None, help="Hosts of the hostfile to use, separated by commas. Not with --exclude.")
-@click.option(
-    "--exclude", default=None, help="Hosts of the hostfile to leave out, separated by commas. Not with --include."
-)
+@click.option("--exclude", default=None, help="Hosts of the hostfile to leave out, separated by commas. Not with --include.")
 @click.option("--num_nodes", "--num-nodes", type=int, default=-1, help="Use only the first N hosts.")
 @click.option(
     "--nproc_per_node",
@@ -73,9 +66,7 @@ def _similar(given: str, known: Any) -> list[str]:
     show_default=True,
     help="Port where the processes meet; 0 takes a free one (jobs on this machine only).",
 )
-@click.option(
-    "--master_addr", "--master-addr", default=None, help="Address where the processes meet. [default: the first host]"
-)
+@click.option("--master_addr", "--master-addr", default=None, help="Address where the processes meet. [default: the first host]")
 @click.option(
     "--rdzv_timeout",
     "--rdzv-timeout",
@@ -90,12 +81,8 @@ def _similar(given: str, known: Any) -> list[str]:
     default=None,
     help="Options for torch's launcher: 'a=1,b=2,standalone'.",
 )
-@click.option(
-    "--ssh-port", "--ssh_port", type=click.IntRange(1, 65535), default=None, help="Port of the hosts' ssh servers."
-)
-@click.option(
-    "--forward_env", "--forward-env", default=None, help="More variables for remote hosts, names separated by commas."
-)
+@click.option("--ssh-port", "--ssh_port", type=click.IntRange(1, 65535), default=None, help="Port of the hosts' ssh servers.")
+@click.option("--forward_env", "--forward-env", default=None, help="More variables for remote hosts, names separated by commas.")
 @click.option("-m", "module", default=None, help="Run this module instead of a script.")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT.py [ARGS]...")
 @click.pass_context
