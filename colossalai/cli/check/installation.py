@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import colossalai
+from colossalai.utils.version_file import version_module
 
 YES, NO, NONE = "✓", "x", "N/A"
 _WIDTH = 36
@@ -91,7 +91,7 @@ def find_versions() -> Versions:
         from torch.version import __version__ as torch
         from torch.version import cuda as torch_cuda
 
-    own = colossalai.__version__
+    own = version_module().__version__
     suffix = re.search(r"\+torch(\d+\.\d+)cu(\d+\.\d+)", own)
     return Versions(
         colossalai=own,
