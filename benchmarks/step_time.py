@@ -196,8 +196,9 @@ def run(worker, args, what):
     result = mp.get_context("spawn").SimpleQueue()
     store = f"/tmp/step_time_{os.getpid()}_{time.time_ns()}"
     context = mp.spawn(worker, (args, what, store, result), args.nproc, join=False)
+    while not context.join(timeout=5):  # raises what a worker raised
+        pass
     value = result.get()
-    context.join(timeout=60)
     return value
 
 

@@ -51,11 +51,7 @@ def assert_equal_in_group(tensor: Tensor, process_group=None) -> None:
     differs = torch.tensor([0 if same else 1], dtype=torch.int32, device=tensor.device)
     comm.all_reduce(differs, process_group, op="max")
     if differs.item():
-        what = (
-            "as on rank 0"
-            if same
-            else f"not as on rank 0, in {int((first != tensor).sum())} of {tensor.numel()} elements"
-        )
+        what = "as on rank 0" if same else f"not as on rank 0, in {int((first != tensor).sum())} of {tensor.numel()} elements"
         raise AssertionError(f"tensor is not equal over the group; on rank {comm.rank(process_group)} it is {what}")
 
 

@@ -118,9 +118,7 @@ class Recipe:
         def mean_of_parts(model: torch.nn.Module, batch: dict) -> torch.Tensor:
             return sum(self.loss(model, TinyModel.part(batch, index, parts)) for index in range(parts)) / parts
 
-        return reference_run(
-            self.build(), self.optimizer, self.windows(), self.loss if parts == 1 else mean_of_parts, max_norm
-        )
+        return reference_run(self.build(), self.optimizer, self.windows(), self.loss if parts == 1 else mean_of_parts, max_norm)
 
 
 def mlp_windows(steps: int = STEPS, micro: int = 1, rows: int | None = None) -> list[list[dict]]:
@@ -202,9 +200,7 @@ def recipe_of(case: Case) -> Recipe:
 def batches_of(case: Case) -> list[list[dict]]:
     """For each step its micro-batches, whole."""
     tiny = TINY_MODELS[case.model]
-    return [
-        [tiny.batch(step * case.micro + m, case.rows or None) for m in range(case.micro)] for step in range(case.steps)
-    ]
+    return [[tiny.batch(step * case.micro + m, case.rows or None) for m in range(case.micro)] for step in range(case.steps)]
 
 
 @lru_cache(maxsize=256)

@@ -174,9 +174,7 @@ def refuse(rank, world_size):
         "enable_lora without config": lambda: booster.enable_lora(model),
         "enable_lora after boost": lambda: booster.enable_lora(boosted, lora_config=object()),
         "save of an unboosted model": lambda: booster.save_model(nn.Linear(2, 2), "/nowhere/model"),
-        "save of an unboosted optimizer": lambda: booster.save_optimizer(
-            torch.optim.SGD(model.parameters()), "/nowhere/o"
-        ),
+        "save of an unboosted optimizer": lambda: booster.save_optimizer(torch.optim.SGD(model.parameters()), "/nowhere/o"),
     }
     said = {}
     for name, call in calls.items():

@@ -83,9 +83,7 @@ def misuse_optimizer(rank, world_size):
         "dp_process_group": lambda: LowLevelZeroOptimizer(
             torch.optim.SGD(fresh.parameters(), lr=0.1), {group: list(fresh.parameters())}, dp_process_group=group
         ),
-        "extra_dp_group": lambda: LowLevelZeroOptimizer(
-            torch.optim.SGD(fresh.parameters(), lr=0.1), extra_dp_group=group
-        ),
+        "extra_dp_group": lambda: LowLevelZeroOptimizer(torch.optim.SGD(fresh.parameters(), lr=0.1), extra_dp_group=group),
         "pg_to_param_list": lambda: LowLevelZeroOptimizer(
             torch.optim.SGD(fresh.parameters(), lr=0.1), {group: list(fresh.parameters())[:2]}
         ),

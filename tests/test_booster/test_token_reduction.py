@@ -126,9 +126,7 @@ def test_token_weights_under_a_loss_scale(stage):
 
 def autocast_tokens(rank, world_size, precision):
     plugin = make_plugin("ddp", loss_reduction="token")
-    return fit(rank, world_size, RECIPE, plugin, read_grads=(0,), booster_args={"mixed_precision": precision}).get(
-        "grads"
-    )
+    return fit(rank, world_size, RECIPE, plugin, read_grads=(0,), booster_args={"mixed_precision": precision}).get("grads")
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

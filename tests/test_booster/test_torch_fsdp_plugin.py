@@ -18,9 +18,7 @@ def grouped(model):
 
 
 GROUPED = Recipe(MLP.build, grouped, mlp_windows, MLP.loss)
-LLAMA = Recipe(
-    LLA.build, lambda m: torch.optim.SGD(m.parameters(), lr=0.1), lambda: [[LLA.batch(s)] for s in range(3)], LLA.loss
-)
+LLAMA = Recipe(LLA.build, lambda m: torch.optim.SGD(m.parameters(), lr=0.1), lambda: [[LLA.batch(s)] for s in range(3)], LLA.loss)
 
 VARIANTS = {
     "defaults": {},
@@ -111,9 +109,7 @@ def test_mixed_precision_keeps_fp32_weights():
     )
     start = dict(LLA.build().named_parameters())
     moved = {name: p - start[name] for name, p in results[0]["params"].items()}
-    check_close(
-        "updates", moved, {n: p - start[n] for n, p in wanted.masters.items()}, 4 * torch.finfo(torch.bfloat16).eps
-    )
+    check_close("updates", moved, {n: p - start[n] for n, p in wanted.masters.items()}, 4 * torch.finfo(torch.bfloat16).eps)
 
 
 def ignored(rank, world_size):

@@ -44,11 +44,8 @@ def count(rank, world_size, stage, micro, precision, **plugin_args):
                 "bytes": dict(seen.bytes),
                 "calls": dict(seen.calls),
                 "ledger": {verb: ledger.elements(verb) for verb in ("reduce_scatter", "all_gather_into", "all_reduce")},
-                "ledger bytes": {
-                    verb: ledger.bytes(verb) for verb in ("reduce_scatter", "all_gather_into", "all_reduce")
-                },
-                "rest": ledger.bytes()
-                - sum(ledger.bytes(v) for v in ("reduce_scatter", "all_gather_into", "all_reduce")),
+                "ledger bytes": {verb: ledger.bytes(verb) for verb in ("reduce_scatter", "all_gather_into", "all_reduce")},
+                "rest": ledger.bytes() - sum(ledger.bytes(v) for v in ("reduce_scatter", "all_gather_into", "all_reduce")),
             }
         )
     return found

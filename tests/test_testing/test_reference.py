@@ -67,10 +67,7 @@ def test_reference_16_is_near_the_fp32_one_and_independent_of_its_parts(dtype, s
     tiny = TINY_MODELS["LLA"]
     steps = [[tiny.batch(step)] for step in range(3)]
     plain = reference_run(tiny.build(), adamw, steps, tiny.loss)
-    runs = [
-        reference_run_16bit(tiny.build(), adamw, steps, tiny.loss, dtype, parts=parts, loss_scale=scale)
-        for parts in (1, 2)
-    ]
+    runs = [reference_run_16bit(tiny.build(), adamw, steps, tiny.loss, dtype, parts=parts, loss_scale=scale) for parts in (1, 2)]
     ulp = torch.finfo(dtype).eps
     for run in runs:
         assert all(p.dtype == dtype for p in run.params.values())

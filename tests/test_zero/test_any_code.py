@@ -107,9 +107,7 @@ def train_any(rank, world_size, name, plugin, **plugin_args):
 
 # torch's DDP needs every parameter each time unless told, and takes each only once a step; FSDP2 needs equal ones on
 # all ranks.
-NOT_PROMISED = {("ddp", name) for name in ("Reentrant", "Checkpointed", "Branching", "TwoOutputs")} | {
-    ("fsdp", "Branching")
-}
+NOT_PROMISED = {("ddp", name) for name in ("Reentrant", "Checkpointed", "Branching", "TwoOutputs")} | {("fsdp", "Branching")}
 VARIANTS = {
     f"{name}-{plugin}{'-' if args else ''}{'-'.join(args)}": {"name": name, "plugin": plugin, **args}
     for name, (plugin, args) in product(

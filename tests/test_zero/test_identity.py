@@ -51,10 +51,7 @@ def nothing(model):
     model.train()
 
 
-CHANGES = {
-    f.__name__: f
-    for f in (halve, to_double, assign, replace_data, replace_parameter, replace_linear, unfreeze, nothing)
-}
+CHANGES = {f.__name__: f for f in (halve, to_double, assign, replace_data, replace_parameter, replace_linear, unfreeze, nothing)}
 
 
 def change_and_step(rank, world_size, name, stage):

@@ -137,9 +137,7 @@ RECIPES = {
 
 
 def train_recipe(rank, world_size, name, plugin, read_grads=(0, 2), same_data=False, **plugin_args):
-    return fit(
-        rank, world_size, RECIPES[name], make_plugin(plugin, **plugin_args), read_grads=read_grads, same_data=same_data
-    )
+    return fit(rank, world_size, RECIPES[name], make_plugin(plugin, **plugin_args), read_grads=read_grads, same_data=same_data)
 
 
 @pytest.mark.fast

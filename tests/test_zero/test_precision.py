@@ -108,9 +108,7 @@ def sum_small(rank, world_size, plugin, how, precision="bf16"):
 
 @pytest.mark.fast
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize(
-    "plugin, how", [("zero1", "plain"), ("zero1", "no_sync"), ("zero2", "plain"), ("zero2", "no_sync")]
-)
+@pytest.mark.parametrize("plugin, how", [("zero1", "plain"), ("zero1", "no_sync"), ("zero2", "plain"), ("zero2", "no_sync")])
 def test_c23_small_contributions_do_not_vanish(world_size, plugin, how):
     for grad, _ in run_workers(world_size, sum_small, plugin=plugin, how=how):
         assert grad == pytest.approx(1.064, rel=2e-3)
@@ -184,9 +182,7 @@ def test_communication_dtype(stage, dtype):
     MLP.loss(exact, MLP.batch(0)).backward()
     for grads in run_workers(2, send_in, stage=stage, communication_dtype=dtype):
         check_close("gradients", grads, wanted, 1e-5)
-        assert (
-            max(tensor_errors(grads, {n: p.grad for n, p in exact.named_parameters()}).values()) > 1e-5
-        )  # it did round
+        assert max(tensor_errors(grads, {n: p.grad for n, p in exact.named_parameters()}).values()) > 1e-5  # it did round
 
 
 def inputs_seen(rank, world_size, cast_inputs):

@@ -135,9 +135,7 @@ def step_inside(rank, world_size, stage):
 
 @STAGES
 def test_step_inside_no_sync_waits_for_the_end_of_the_block(stage):
-    wanted = Recipe(
-        MLP.build, lambda m: torch.optim.SGD(m.parameters(), lr=0.1), lambda: mlp_windows(steps=1), MLP.loss
-    )
+    wanted = Recipe(MLP.build, lambda m: torch.optim.SGD(m.parameters(), lr=0.1), lambda: mlp_windows(steps=1), MLP.loss)
     for unchanged, params in run_workers(2, step_inside, stage=stage):
         assert unchanged
         check_close("parameters", params, wanted.reference().params, 1e-5)
