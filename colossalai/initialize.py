@@ -1,7 +1,10 @@
 """Starting: every process joins the others, takes its device and seeds its generators."""
 
+import atexit
+import gc
 import os
 import sys
+import time
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,6 +93,7 @@ def launch(
             store=dist.PrefixStore("colossalai", store),
             timeout=limit,
         )
+        _leave_at_exit()
     remember_local_rank(start.local_rank)
     set_seed(seed)
     _optimize_ddp(start.world_size)
@@ -144,6 +148,30 @@ def launch_from_openmpi(
     host = env.text("MASTER_ADDR") if host is None else host
     port = env.number("MASTER_PORT") if port is None else port
     launch(rank, world_size, host, port, backend, local_rank, seed, verbose)
+
+
+_leaves_at_exit = False
+
+
+def _leave_at_exit() -> None:
+    global _leaves_at_exit
+    if not _leaves_at_exit:
+        _leaves_at_exit = True
+        atexit.register(_leave)
+
+
+def _leave() -> None:
+    """Before the interpreter goes: let the threads of gloo drop the tensors they still hold.
+
+    A thread that gives back the last reference to a tensor needs the interpreter; meeting one that is shutting down, it aborts the
+    process (exit code -6) although all work is done. Destroying the groups joins those threads, unless something still refers to
+    a group: then they are given a moment. After an uncaught exception (which leaves ``sys.last_value``) nothing is destroyed: others
+    may still wait in a collective, and so would this.
+    """
+    if dist.is_initialized() and not hasattr(sys, "last_value"):
+        dist.destroy_process_group()
+    gc.collect()
+    time.sleep(0.2)
 
 
 class _Environment:

@@ -169,6 +169,7 @@ class TorchFSDPPlugin(DPPluginBase):
     ) -> tuple[nn.Module, OptimizerWrapper, Callable, DataLoader, LRScheduler]:
         if not isinstance(model, ModelWrapper):
             names = {p: name for name, p in model.named_parameters()}
+            check_parameters(model, self.ignored_modules)
             model = self._shard(move_to_device(model))
             if optimizer is not None:
                 self._check_optimizer(optimizer)
@@ -243,6 +244,21 @@ def precision_policy(mixed_precision) -> tuple[MixedPrecisionPolicy, torch.dtype
         cast_forward_inputs=mixed_precision.cast_forward_inputs,
     )
     return policy, mixed_precision.buffer_dtype
+
+
+def check_parameters(model: nn.Module, ignored_modules: list[nn.Module]) -> None:
+    """Raise, by name, for parameters that FSDP2 cannot shard or whose hooks it would drop with the Parameter it replaces."""
+    ignored = {p for module in ignored_modules for p in module.parameters()}
+    for name, param in model.named_parameters():
+        if param in ignored:
+            continue
+        if param.dim() == 0 or not param.is_contiguous():
+            raise ConfigError(
+                f"parameter {name!r} of shape {tuple(param.shape)} and strides {param.stride()}: FSDP2 shards contiguous tensors "
+                "of at least one dim; make it so, list its module in ignored_modules, or use LowLevelZeroPlugin"
+            )
+        if param._backward_hooks or param._post_accumulate_grad_hooks:
+            raise ConfigError(f"parameter {name!r} has a hook, which FSDP2 would lose: register it after boost, or use LowLevelZeroPlugin")
 
 
 def blocks_to_wrap(model: nn.Module, policy, ignored: list[nn.Module]) -> list[nn.Module]:
