@@ -23,6 +23,10 @@ from colossalai.tensor import Layout, memory_order
 from colossalai.utils.errors import LayoutError
 
 ALIGN_BYTES = 128
+# A model is cut in about this many buckets even where one would hold it all: the first can only be reduced while the rest is computed
+# if there is a rest, and what is in flight takes memory. Buckets are not made smaller than a message that is worth sending for that.
+BUCKETS_AT_LEAST = 8
+WORTH_SENDING = 2**20
 
 
 def round_up(n: int, multiple: int) -> int:
@@ -210,9 +214,11 @@ def make_buckets(
 ) -> list[FlatBucket]:
     """Pack parameters of equal dtype and device, last ones first, since backward meets them in that order.
 
-    A bucket is closed before it would grow over ``bucket_elements``; a larger parameter gets one of its own. ``owners`` maps a
-    slot's index to the rank that gets it whole; without it buffers are cut in equal slices.
+    A bucket is closed before it would grow over ``bucket_elements``, or an eighth of the model; a larger parameter gets one of
+    its own. ``owners`` maps a slot's index to the rank that gets it whole; without it buffers are cut in equal slices.
     """
+    total = sum(slot.param.numel() for slot in slots)
+    bucket_elements = min(bucket_elements, max(WORTH_SENDING, -(-total // BUCKETS_AT_LEAST)))
     filling: dict[tuple, list[Slot]] = {}
     packed: list[list[Slot]] = []
     for slot in reversed(slots):

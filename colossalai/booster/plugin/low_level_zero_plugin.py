@@ -139,7 +139,7 @@ class LowLevelZeroPlugin(DPPluginBase):
         initial_scale, min_scale, growth_factor, backoff_factor, growth_interval, hysteresis, max_scale: loss scaling, fp16 only.
         max_norm: clip gradients to this norm; 0 for not.
         norm_type: 2.
-        reduce_bucket_size_in_m: 2**20 elements that are reduced together.
+        reduce_bucket_size_in_m: at most so many times 2**20 elements are reduced together.
         communication_dtype: dtype gradients are sent in; None for their own.
         overlap_communication: reduce while backward runs.
         overlap_allgather: gather updated parameters while the next forward runs.

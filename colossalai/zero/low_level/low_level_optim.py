@@ -44,7 +44,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         initial_scale, min_scale, growth_factor, backoff_factor, growth_interval, hysteresis, max_scale: loss scaling, fp16 only.
         clip_grad_norm: largest norm of all gradients; 0 for no clipping.
         verbose: log how the parameters were packed.
-        reduce_bucket_size: elements that are reduced together.
+        reduce_bucket_size: elements that are reduced together at most.
         communication_dtype: dtype gradients are sent in; None for the one they were accumulated in.
         overlap_communication: reduce while backward still runs.
         partition_grad: stage 2.
