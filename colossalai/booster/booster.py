@@ -244,9 +244,12 @@ class Booster:
 def describe(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     """What must be alike on all ranks before parameters are packed: shapes, dtypes, groups."""
     shapes = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
-    groups = None if optimizer is None else [len(group["params"]) for group in optimizer.param_groups]
+    groups = [] if optimizer is None else optimizer.param_groups
+    plain = (bool, int, float, str, tuple)
+    names = dict.fromkeys(key for group in groups for key, value in group.items() if isinstance(value, plain))
     return {
         "model": shapes,
         "optimizer": None if optimizer is None else type(optimizer).__name__,
-        "param_groups": groups,
+        "param_groups": [len(group["params"]) for group in groups],
+        **{f"the optimizer's {name}": [group.get(name) for group in groups] for name in names},
     }

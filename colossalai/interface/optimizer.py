@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 
+from colossalai.utils.errors import ConfigError
+
 from .token_weight import TokenWeight
 
 
@@ -67,6 +69,10 @@ class OptimizerWrapper(Optimizer):
 
     def backward_by_grad(self, tensor: Tensor, grad: Tensor, inputs=None, retain_graph: bool = False) -> None:
         """Gradients of ``tensor``, given the gradient ``grad`` that reaches it (same shape)."""
+        if self.token_weight is not None:
+            raise ConfigError(
+                'backward_by_grad has no loss to weigh: under loss_reduction="token" use backward, or loss_reduction="mean"'
+            )
         torch.autograd.backward(tensor, grad, inputs=inputs, retain_graph=retain_graph)
 
     _clipped_norm: Tensor | None = None

@@ -81,6 +81,8 @@ class FlatBucket:
     master: Tensor | None = None
     local: Tensor | None = None
     reduced: Tensor | None = None
+    base: Tensor | None = None
+    """Stage 1: the part of ``reduced`` that ``local`` no longer holds."""
     dirty: bool = False
     """Whether ``local`` holds something that was not sent."""
     pending: int = 0

@@ -62,6 +62,10 @@ class DataParallelOptimizer(OptimizerWrapper):
         super().backward_by_grad(tensor, grad, inputs, retain_graph)
         self.model.reducer.flush()
 
+    def _finish_window(self) -> None:
+        self.model.reducer.close()  # after loss.backward() by the user's own hand
+        super()._finish_window()
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.model.reducer.reset(stepped=True)
         super().zero_grad(set_to_none=True)

@@ -71,7 +71,14 @@ def optimizer_kind(optim: Optimizer) -> OptimizerKind:
         return OptimizerKind.SEGMENT_NORMS
     if cls in WHOLE:
         return OptimizerKind.WHOLE
-    if cls in ELEMENTWISE or runs_on_pieces(optim):
+    if cls in ELEMENTWISE:
+        return OptimizerKind.ELEMENTWISE
+    if mixes_tensors(optim):
+        raise ConfigError(
+            f"optimizer {cls.__name__} cannot be sharded: the update of one tensor depends on the others (a norm of all gradients?), "
+            "which are not all on one rank. Use TorchDDPPlugin or another optimizer"
+        )
+    if runs_on_pieces(optim):
         return OptimizerKind.ELEMENTWISE
     get_dist_logger().info(
         f"optimizer {cls.__name__} does not give the same result on flat pieces: each tensor is kept whole on one rank",
@@ -100,6 +107,22 @@ def runs_on_pieces(optim: Optimizer) -> bool:
         except Exception:
             return False
         return all(torch.equal(a, b) for a, b in zip(halves(whole), pieces))
+
+
+def mixes_tensors(optim: Optimizer) -> bool:
+    """Whether two toy steps of ``optim`` on two tensors differ from those on each alone; False where it cannot be tried."""
+    with comm.real_tensors(), torch.random.fork_rng(devices=[]):
+        values, grads = _toy()
+        try:
+            seed = torch.get_rng_state()
+            together = toy_steps(optim, values, grads)
+            torch.set_rng_state(seed)
+            again = toy_steps(optim, values, grads)
+            alone = [toy_steps(optim, [v], [[step[i]] for step in grads])[0] for i, v in enumerate(values)]
+        except Exception:
+            return False
+        repeats = all(torch.equal(a, b) for a, b in zip(together, again))
+        return repeats and not all(torch.allclose(a, b, rtol=1e-6, atol=1e-7) for a, b in zip(together, alone))
 
 
 def check_runs_on(optim: Optimizer, cut: Callable[[Tensor], Tensor], join: Callable[[Tensor], Tensor]) -> None:

@@ -14,6 +14,11 @@ ranks first agree which buckets have such a rest anywhere.
 Stage 1 keeps ``local`` whole until the step and sends it once a step: on the backward that was the last one of the step before,
 overlapped with it, else in :meth:`finish`. If it turns out that the guess was wrong, the sum is simply sent again; results never
 depend on it. Stage 2 sends on each backward outside ``no_sync`` and holds only slices in between.
+
+Nothing that is communicated follows from what this rank alone has seen: a rank may use parameters that another does not. The
+dtype a bucket is sent in hence comes from the calls so far, or is agreed on. A backward that the user starts by hand
+(``loss.backward()``, or another optimizer's on the same model) is reduced in :meth:`finish` only, which all ranks reach in the
+order of their steps.
 """
 
 from collections import deque
@@ -89,6 +94,8 @@ class GradReducer:
         """Whether the user called ``loss.backward()`` and not the optimizer."""
         self._expected_calls: int | None = None
         self._running = self._eager = self._sync = self._told = False
+        self._held = 0
+        self._wide = False
         self._next = 0
         self._in_flight: deque = deque()
         self._pool = BufferPool()
@@ -100,6 +107,8 @@ class GradReducer:
         self._sync = sync
         last = self.stage != 1 or self._expected_calls == self.calls + 1
         self._eager = sync and last and (self.overlap or self.stage != 1)
+        adds_up = self._held > 0 or ((self.stage == 1 or not sync) and (self._expected_calls or 1) > 1)
+        self._wide = self.stage != 0 and adds_up
         for bucket in self.buckets:
             bucket.pending = sum(slot.param.requires_grad for slot in bucket.slots)
             for slot in bucket.slots:
@@ -116,7 +125,8 @@ class GradReducer:
         if not self._running:
             self.begin(sync=True)
             self.foreign = True
-        grad, bucket = param.grad, slot.bucket
+            self._eager = self.stage == 0
+        grad, bucket = param.grad.detach(), slot.bucket  # under create_graph it has a history
         if grad.layout != torch.strided:
             raise ConfigError(f"parameter {slot.name!r} has a sparse gradient: build its Embedding with sparse=False")
         if self.stage == 0 and slot.seen:
@@ -139,9 +149,7 @@ class GradReducer:
 
     def _make_room(self, bucket: FlatBucket, again: bool) -> None:
         """See that ``bucket.local`` exists, in fp32 where 16 bits would lose small contributions of a second backward."""
-        accumulates = self.stage != 2 or not self._sync
-        wide = again or (accumulates and (self._expected_calls or 1) > 1)
-        low = bucket.dtype.itemsize < 4
+        low, wide = bucket.dtype.itemsize < 4, again or self._wide
         dtype = torch.float32 if low and wide and self.stage != 0 else bucket.dtype
         if bucket.local is None:
             bucket.local = self._pool.take(bucket.bounds[-1], dtype, bucket.device)
@@ -153,19 +161,20 @@ class GradReducer:
     def _launch_full(self) -> None:
         """Launch, in order, every bucket that has all its gradients."""
         while self._next < len(self.buckets) and self.buckets[self._next].pending <= 0:
-            self._launch(self.buckets[self._next])
+            self._launch(self.buckets[self._next], self._wide)
             self._next += 1
             if not self.overlap:
                 self._land_all()
 
-    def _launch(self, bucket: FlatBucket) -> None:
+    def _launch(self, bucket: FlatBucket, wide: bool) -> None:
+        """Send ``bucket``, its 16 bits as fp32 if ``wide``; the same on all ranks, whatever ``local`` is here."""
         if bucket.local is None:  # nothing arrived on this rank, others may have something
             bucket.local = self._pool.take(bucket.bounds[-1], bucket.dtype, bucket.device)
         bucket.zero_untouched()
         bucket.dirty = False
-        local, payload = bucket.local, bucket.local
-        if self.communication_dtype is not None:
-            payload = payload.to(self.communication_dtype)
+        local = bucket.local
+        own_dtype = torch.float32 if wide and bucket.dtype.itemsize < 4 else bucket.dtype
+        payload = local.to(self.communication_dtype or own_dtype)
         if self.stage == 0:
             out, work = payload, comm.all_reduce(payload, group=bucket.group, op="mean", async_op=True)
         else:
@@ -196,7 +205,9 @@ class GradReducer:
         if self.stage == 0:
             if out is not local:
                 local.copy_(out)
-        elif self.stage == 1 or bucket.reduced is None:
+        elif self.stage == 1:
+            bucket.reduced = out if bucket.base is None else out.add_(bucket.base)
+        elif bucket.reduced is None:
             bucket.reduced = out
         else:
             bucket.reduced.add_(out)
@@ -211,33 +222,52 @@ class GradReducer:
         """A backward has ended: launch the buckets that some parameter's gradient never reached."""
         self._running = False
         self.calls += 1
+        self._held = self._held + 1 if self.stage == 1 or not self._sync else 0
         if self._eager:
             for bucket in self.buckets[self._next :]:
-                self._launch(bucket)
+                self._launch(bucket, self._wide)
             self._land_all()
         if self.stage == 0 and self._sync:
             self._show()
 
+    def close(self) -> None:
+        """Stage 0: end a backward that the user started by hand."""
+        if self._running:
+            self.flush()
+
     def _show(self) -> None:
         """Stage 0: the reduced gradients become ``param.grad``, of used parameters only."""
-        used, _ = self._agree()
+        used, *_ = self._agree()
         for slot, anywhere in zip(self.slots, used):
             slot.param.grad = slot.view(slot.bucket.local) if anywhere else None
 
     def finish(self) -> list[bool]:
         """Reduce whatever is not yet; returns for each slot whether any rank met a gradient of it since the last step."""
-        if self._running:  # loss.backward() called by the user, not through the optimizer
-            self.flush()
-        used, rest = self._agree()
-        for bucket, anywhere in zip(self.buckets, rest):
+        self._running = False  # it still is after loss.backward(), which is no call of ours and not every rank's
+        used, rest, wide = self._agree()
+        for bucket, anywhere, as_wide in zip(self.buckets, rest, wide):
             if anywhere:
-                self._launch(bucket)
+                self._launch(bucket, as_wide)
         self._land_all()
         return used
 
-    def _agree(self) -> tuple[list[bool], list[bool]]:
-        """Over all ranks: which parameters have a gradient, which buckets still hold something unsent."""
+    def anything(self) -> bool:
+        """Whether any rank met a gradient since the last step. Collective."""
+        return any(self._agree()[0])
+
+    def settle(self, bucket: FlatBucket) -> None:
+        """Stage 1: what ``bucket`` has reduced stands as it is, since the user edits it; later gradients add to it."""
+        if self.stage == 1:
+            bucket.base = bucket.reduced
+            if bucket.local is not None:
+                self._pool.give(bucket.local)
+            bucket.local = None
+            bucket.forget_local()
+
+    def _agree(self) -> tuple[list[bool], list[bool], list[bool]]:
+        """Over all ranks: which parameters have a gradient; which buckets hold something unsent; which are wide somewhere."""
         flags = [slot.used for slot in self.slots] + [bucket.dirty for bucket in self.buckets]
+        flags += [b.local is not None and b.local.dtype.itemsize > b.dtype.itemsize for b in self.buckets]
         on_host = comm.backend_name(self.group) != ""  # a pure NCCL world carries no host tensors
         agreed = torch.tensor(flags, dtype=torch.uint8, device="cpu" if on_host else self.buckets[0].device)
         comm.all_reduce(agreed, group=self.group, op="max")
@@ -245,19 +275,20 @@ class GradReducer:
             comm.all_reduce(agreed, group=self.extra_group, op="max")
         if not comm.is_fake(self.group):  # in the fake world the other ranks do as this one
             flags = [bool(flag) for flag in agreed.tolist()]
-        return flags[: len(self.slots)], flags[len(self.slots) :]
+        end = len(self.slots) + len(self.buckets)
+        return flags[: len(self.slots)], flags[len(self.slots) : end], flags[end:]
 
     def reset(self, stepped: bool) -> None:
         """Forget all gradients; after a step also remember how many backward calls it took."""
         if stepped:
             self._expected_calls = self.calls
-        self.calls = 0
+        self.calls = self._held = 0
         self._running = self.foreign = False
         self._land_all()
         for bucket in self.buckets:
             if bucket.local is not None:
                 self._pool.give(bucket.local)
-            bucket.local = bucket.reduced = None
+            bucket.local = bucket.reduced = bucket.base = None
             bucket.dirty = False
             bucket.forget_local()
             for slot in bucket.slots:

@@ -51,10 +51,11 @@ class SegmentNorms:
 
     Args:
         groups: (process group, all slots whose parameters are cut over it, in an order that all its ranks share).
+        widest: where there are several, the group that contains them: totals are taken over it.
     """
 
-    def __init__(self, groups: list[tuple[Any, list[Slot]]]) -> None:
-        self._groups = []
+    def __init__(self, groups: list[tuple[Any, list[Slot]]], widest: Any = None) -> None:
+        self._groups, self._widest = [], widest
         for group, slots in groups:
             index = {slot.segment: i for i, slot in enumerate(slots) if slot.segment is not None}
             master = slots[0].bucket.master  # a rank without any segment must send a table like everybody's
@@ -70,5 +71,7 @@ class SegmentNorms:
             table[:, places] = squares[:, columns].to(dtype)
             comm.all_reduce(table, group=group)
             whole[:, columns] = table[:, places].to(whole.dtype)
-            sums = sums + table.sum(dim=1)
+            sums = sums + table.sum(dim=1) / (comm.world_size(group) if len(self._groups) > 1 else 1)
+        if total and len(self._groups) > 1:  # the others' groups of parameters count too
+            comm.all_reduce(sums, group=self._widest)
         return sums if total else whole

@@ -42,8 +42,8 @@ def loaders(replicas, dataset=None, batch_size=4, **kwargs):
 def global_order(ranks, batches=None):
     """Indices in the order of the epoch, from the batches of all ranks: they are dealt like cards."""
     order = []
-    for step in zip(*ranks):
-        order += [sample[0] for turn in zip(*step) for sample in turn]
+    for step in zip(*ranks, strict=False):
+        order += [sample[0] for turn in zip(*step, strict=False) for sample in turn]
         if batches is not None and len(order) >= batches:
             break
     return order
@@ -237,7 +237,7 @@ def test_randomness_in_the_users_hands():
         random.seed(0), np.random.seed(0), torch.manual_seed(0)
 
     (loader,) = loaders(1, num_workers=2, worker_init_fn=fixed)
-    first, second = (batch[0][1] for batch, _ in zip(loader, range(2)))
+    first, second = (batch[0][1] for batch, _ in zip(loader, range(2), strict=False))
     assert first == second  # both workers draw what the user seeded
     generator = torch.Generator().manual_seed(3)
     (loader,) = loaders(1, generator=generator)

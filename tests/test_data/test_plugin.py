@@ -45,7 +45,7 @@ def stopped_and_resumed(rank, world_size, state, batches):
 
 
 def dealt(ranks):
-    return [sample for step in zip(*ranks) for turn in zip(*step) for sample in turn]
+    return [sample for step in zip(*ranks, strict=False) for turn in zip(*step, strict=False) for sample in turn]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -65,7 +65,9 @@ def arguments_reach_the_loader(rank, world_size):
     for plugin in (TorchDDPPlugin(), TorchFSDPPlugin(), LowLevelZeroPlugin(precision="fp32")):
         loader = plugin.prepare_dataloader(list(range(23)), 4, True, 9, True, False, 0, collate_fn=tuple)
         sampler = loader.sampler
-        found.append((sampler.num_replicas, sampler.rank, sampler.shuffle, sampler.seed, sampler.drop_last, type(next(iter(loader)))))
+        found.append(
+            (sampler.num_replicas, sampler.rank, sampler.shuffle, sampler.seed, sampler.drop_last, type(next(iter(loader))))
+        )
     return found
 
 

@@ -32,7 +32,7 @@ def test_resumed_ranks_deal_the_rest_of_the_order(length, before, after, done, s
     ranks = [StatefulDistributedSampler(data, after, rank, shuffle=shuffle, seed=3) for rank in range(after)]
     for sampler in ranks:
         sampler.load_state_dict(state)
-    dealt = [index for turn in zip(*ranks) for index in turn]
+    dealt = [index for turn in zip(*ranks, strict=False) for index in turn]
     rest = old.order().tolist()[done * before :]
     assert dealt[: len(rest)] == rest
     assert len(dealt) - len(rest) < after

@@ -48,9 +48,7 @@ class Shuffled(Ints):
 
 
 def ranks(dataset, replicas=2, batch_size=4, **kwargs):
-    return [
-        prepare_dataloader(dataset, batch_size, replicas, rank, collate_fn=list, **kwargs) for rank in range(replicas)
-    ]
+    return [prepare_dataloader(dataset, batch_size, replicas, rank, collate_fn=list, **kwargs) for rank in range(replicas)]
 
 
 @pytest.mark.parametrize("dataset", [Ints(23), SplitsItself(23)])

@@ -55,7 +55,9 @@ def test_standard_library_is_there(parts):
     assert sum(map(len, train)) > 5e6 and 1e5 < sum(map(len, held_out)) < 2e6
 
 
-@pytest.mark.parametrize("name, billions", [("tiny", 0.0008), ("20m", 0.02), ("100m", 0.1), ("1b", 1.0), ("7b", 6.5), ("13b", 12.7), ("70b", 68.5)])
+@pytest.mark.parametrize(
+    "name, billions", [("tiny", 0.0008), ("20m", 0.02), ("100m", 0.1), ("1b", 1.0), ("7b", 6.5), ("13b", 12.7), ("70b", 68.5)]
+)
 def test_sizes_are_what_they_are_called(parts, name, billions):
     config = parts["configs"].llama_config(name, 264, 128, 256)
     hidden, head = config.hidden_size, config.hidden_size // config.num_attention_heads

@@ -82,14 +82,14 @@ def test_ranks_that_use_a_parameter_in_different_micro_batches(stage):
         assert results == [{"w": -4.0, "u": -float(total)}] * 2, name
 
 
-def two_optimizers(rank, world_size, stage):
-    """``a`` has its own optimizer, ``b`` and ``c`` another; rank 1 does not use ``c``. One backward serves both."""
+def two_optimizers(rank, world_size, stage, others):
+    """``a`` has its own optimizer, ``b`` and ``c`` another; rank 1 uses only ``others``. One backward serves both."""
     model = Weights("a", "b", "c")
     model.a = nn.Parameter(torch.zeros(128))
     first, second = sgd([model.a]), sgd([model.b, model.c])
     booster, model, first, second = boosted(make_plugin(f"zero{stage}"), model, first, second)
     for _ in range(3):
-        booster.backward(model(a=1, b=2, **({"c": 4} if rank == 0 else {})), first)
+        booster.backward(model(a=1, **({"b": 2, "c": 4} if rank == 0 else others)), first)
         first.step()
         second.step()
         first.zero_grad()
@@ -99,7 +99,8 @@ def two_optimizers(rank, world_size, stage):
 
 @STAGES
 def test_one_backward_for_two_optimizers_of_one_model(stage):
-    assert run_workers(2, two_optimizers, stage=stage) == [{"a": -3.0, "b": -6.0, "c": -6.0}] * 2
+    assert run_workers(2, two_optimizers, stage=stage, others={"b": 2}) == [{"a": -3.0, "b": -6.0, "c": -6.0}] * 2
+    assert run_workers(2, two_optimizers, stage=stage, others={}) == [{"a": -3.0, "b": -3.0, "c": -6.0}] * 2
 
 
 def edit_amid_window(rank, world_size, stage):
@@ -238,6 +239,43 @@ def test_one_norm_over_groups_of_several_sizes():
         assert found == pytest.approx((norm, -1 / norm, -(2 + rank) / norm), rel=1e-5)
 
 
+def lamb_over_groups(rank, world_size):
+    """As above, with an optimizer that clips by the norm of all gradients itself."""
+    from colossalai import comm
+    from colossalai.nn.optimizer import FusedLAMB
+    from colossalai.zero import LowLevelZeroOptimizer
+
+    alone = [comm.new_group([r]) for r in range(world_size)][rank]
+    model = ones("w", "u")
+    optimizer = FusedLAMB(model.parameters(), **LAMB)
+    optimizer = LowLevelZeroOptimizer(optimizer, pg_to_param_list={None: [model.w], alone: [model.u]})
+    optimizer.backward(model(w=1, u=2 + rank))
+    optimizer.step()
+    return model.w[0].item(), model.u[0].item()
+
+
+LAMB = dict(lr=0.1, max_grad_norm=1.0, eps=1.0)
+
+
+def ones(*names):
+    model = Weights(*names)
+    for p in model.parameters():
+        nn.init.ones_(p)
+    return model
+
+
+def test_lamb_clips_by_all_groups():
+    from colossalai.nn.optimizer import FusedLAMB
+
+    model = ones("w", "u", "v")
+    optimizer = FusedLAMB(model.parameters(), **LAMB)
+    model(w=1, u=2, v=3).backward()
+    optimizer.step()
+    for rank, found in enumerate(run_workers(2, lamb_over_groups)):
+        wanted = model.w[0].item(), (model.u, model.v)[rank][0].item()
+        assert found == pytest.approx(wanted, rel=1e-5)
+
+
 def test_a_parameter_in_two_process_groups_is_named():
     for message in run_workers(2, groups_of_two_sizes, duplicate=True):
         assert "pg_to_param_list" in message and "parameter 1 of group 0" in message
@@ -274,3 +312,106 @@ def unwrapped_forward(rank, world_size):
 
 def test_overlapped_gather_under_the_inner_models_forward():
     assert run_workers(2, unwrapped_forward) == [([0, 0, 0], True)] * 2
+
+
+def shared_layer(rank, world_size, stage, precision):
+    """On rank 0 a layer runs twice under reentrant checkpointing, so that its gradient comes in two parts; on rank 1 once."""
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+    for layer in model:
+        nn.init.eye_(layer.weight)
+    plugin = make_plugin(f"zero{stage}", precision=precision, reduce_bucket_size_in_m=1 / 2**20)
+    booster, model, optimizer = boosted(plugin, model, sgd(model.parameters(), lr=1 / 4))
+    inner = model.unwrap()
+    for _ in range(2):
+        out = torch.ones(1, 2, dtype=model.dtype, requires_grad=True)
+        for _ in range(2 if rank == 0 else 1):
+            out = checkpoint(inner[1], out, use_reentrant=True)
+        booster.backward(inner[0](out).sum(), optimizer)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {name: p.detach().float() for name, p in inner.named_parameters()}
+
+
+@STAGES
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_gradient_in_two_parts_on_one_rank_only(stage, precision):
+    weights = [torch.eye(2).requires_grad_() for _ in range(2)]
+    for _ in range(2):
+        x = torch.ones(1, 2)
+        loss = ((x @ weights[1].T @ weights[1].T @ weights[0].T).sum() + (x @ weights[1].T @ weights[0].T).sum()) / 2
+        grads = torch.autograd.grad(loss, weights)
+        weights = [(w - g / 4).detach().requires_grad_() for w, g in zip(weights, grads, strict=True)]
+    tolerance = 1e-6 if precision == "fp32" else 2**-7
+    for found in run_workers(2, shared_layer, stage=stage, precision=precision):
+        for name, weight in zip(("0.weight", "1.weight"), weights, strict=True):
+            assert torch.allclose(found[name], weight, atol=tolerance), name
+
+
+class Refuses(torch.autograd.Function):
+    """The identity; its backward raises."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ArithmeticError("no backward")
+
+
+def failed_backward(rank, world_size, stage):
+    """A backward that breaks off midway, in the second of two windows of one size so that reductions are on their way."""
+    model = Weights("w", "u", "v")
+    plugin = make_plugin(f"zero{stage}", reduce_bucket_size_in_m=1 / 2**20)
+    booster, model, optimizer = boosted(plugin, model, sgd(model.parameters()))
+    booster.backward(model(w=1, u=1, v=1), optimizer)
+    optimizer.step()
+    try:
+        inner = model.unwrap()
+        booster.backward((Refuses.apply(inner.w) + inner.u * 8 + inner.v * 8).sum(), optimizer)
+    except ArithmeticError:
+        optimizer.zero_grad()
+    booster.backward(model(w=2, u=2, v=2), optimizer)
+    optimizer.step()
+    return values(model)
+
+
+@STAGES
+def test_a_backward_that_breaks_off_leaves_nothing_after_zero_grad(stage):
+    assert run_workers(2, failed_backward, stage=stage) == [{"w": -3.0, "u": -3.0, "v": -3.0}] * 2
+
+
+def stage_0_by_hand(rank, world_size):
+    from colossalai.zero.data_parallel import DataParallelModel, DataParallelOptimizer
+
+    model = DataParallelModel(Weights("w", "u"))
+    optimizer = DataParallelOptimizer(sgd(model.parameters()), model)
+    for _ in range(2):
+        model(w=1 + 2 * rank, **({"u": 2} if rank == 0 else {})).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return values(model)
+
+
+def test_stage_0_after_a_backward_by_hand():
+    assert run_workers(2, stage_0_by_hand) == [{"w": -4.0, "u": -2.0}] * 2
+
+
+def copied_model(rank, world_size):
+    """A deep copy of the boosted model, as for an average of the weights, is a model of its own."""
+    import copy
+
+    model = Weights("w")
+    booster, model, optimizer = boosted(make_plugin("zero1", overlap_allgather=True), model, sgd(model.parameters()))
+    twin = copy.deepcopy(model)
+    booster.backward(model(w=1), optimizer)
+    optimizer.step()
+    model._force_wait_all_gather()
+    return values(model), values(twin), twin(w=1).item()
+
+
+def test_a_boosted_model_can_be_copied():
+    assert run_workers(2, copied_model) == [({"w": -1.0}, {"w": 0.0}, 0.0)] * 2

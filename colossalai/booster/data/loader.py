@@ -47,7 +47,7 @@ class _Batches:
         if progress.seed is None:
             return batches
         key = (progress.seed, progress.epoch, progress.rank)
-        return ((derive_seed(*key, position), batch) for position, batch in zip(progress.positions(), batches))
+        return ((derive_seed(*key, position), batch) for position, batch in zip(progress.positions(), batches, strict=False))
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -158,9 +158,7 @@ class StatefulDataLoader(DataLoader):
         self._stream: SplitStream | None = None
         if isinstance(dataset, IterableDataset):
             place = torch.zeros(2, dtype=torch.int64).share_memory_()
-            self._stream = SplitStream(
-                self.dataset, place, num_replicas, rank, batch_size, drop_last, seed, self.seeds_batches
-            )
+            self._stream = SplitStream(self.dataset, place, num_replicas, rank, batch_size, drop_last, seed, self.seeds_batches)
 
     # --- epochs -------------------------------------------------------------------------------------------------------
 

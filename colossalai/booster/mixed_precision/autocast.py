@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from colossalai.accelerator import get_accelerator
 from colossalai.interface import ModelWrapper, OptimizerWrapper
 from colossalai.interface.model import AMPModelMixin
+from colossalai.utils.errors import ConfigError
 
 from .mixed_precision_base import MixedPrecision
 
@@ -51,6 +52,11 @@ class TorchAMPOptimizer(OptimizerWrapper):
         self._unscaled = False
 
     def backward(self, loss: Tensor, inputs=None, retain_graph: bool = False, **kwargs) -> None:
+        if self._unscaled:
+            raise ConfigError(
+                "backward after gradients were clipped or unscaled would add scaled gradients to unscaled ones: clip after the last "
+                "backward of a window, then call step() or zero_grad()"
+            )
         scaled = self.scale_loss(loss)
         if isinstance(self.optim, OptimizerWrapper):
             self.optim.backward(scaled, inputs, retain_graph, **kwargs)
@@ -62,7 +68,7 @@ class TorchAMPOptimizer(OptimizerWrapper):
 
     def unscale_grad(self) -> None:
         """Divide this window's gradients by the scale, once."""
-        if not self._unscaled:
+        if not self._unscaled and self._has_gradients():
             self.scaler.unscale_(self._torch_optimizer())
             self._unscaled = True
 
@@ -70,7 +76,12 @@ class TorchAMPOptimizer(OptimizerWrapper):
         """What the scaler inspects and steps: the user's optimizer, whose groups all wrappers share."""
         return self.unwrap()
 
+    def _has_gradients(self) -> bool:
+        return any(p.grad is not None for p in self.parameters)
+
     def step(self, *args, **kwargs) -> float | None:
+        if not self._has_gradients():  # torch's scaler would raise where its optimizers do nothing
+            return None
         self.unscale_grad()
         self._finish_inner_window()
         result = self.scaler.step(self._torch_optimizer(), *args, **kwargs)
@@ -83,6 +94,9 @@ class TorchAMPOptimizer(OptimizerWrapper):
             self.optim._finish_window()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._unscaled:  # clipped, then thrown away: the scaler learns from the window all the same
+            self.scaler.update()
+            self._unscaled = False
         self.optim.zero_grad(set_to_none=set_to_none)
 
     def clip_grad_by_value(self, clip_value: float, *args, **kwargs) -> None:

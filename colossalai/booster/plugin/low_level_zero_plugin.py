@@ -1,5 +1,6 @@
 """ZeRO stage 1 and 2."""
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -60,7 +61,7 @@ class LowLevelZeroModel(ModelWrapper, AMPModelMixin):
         self.dtype = DTYPES[precision]
         self.cast_inputs = cast_inputs and self.dtype != torch.float32
         self.overlap_allgather = overlap_allgather
-        self.optimizer: LowLevelZeroOptimizer | None = None
+        self._optimizers: list[LowLevelZeroOptimizer] = []
         for param in module.parameters():
             if param.is_floating_point():
                 param.data = param.data.to(self.dtype)
@@ -74,27 +75,33 @@ class LowLevelZeroModel(ModelWrapper, AMPModelMixin):
     def forward(self, *args, **kwargs):
         if self.cast_inputs:
             args, kwargs = tree_map(self._cast, args), tree_map(self._cast, kwargs)
-        if self.overlap_allgather and self.optimizer is not None:
-            self._gate.enter()
         return super().forward(*args, **kwargs)
 
     def _cast(self, value: Any) -> Any:
         return value.to(self.dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
 
     def attach(self, optimizer: LowLevelZeroOptimizer) -> None:
-        """Note the optimizer whose masters follow these weights."""
-        self.optimizer = optimizer
+        """Note an optimizer whose masters follow these weights; there may be several."""
+        self._optimizers.append(optimizer)
         self.module.register_state_dict_pre_hook(lambda *args: optimizer._force_wait_all_gather())
         if self.overlap_allgather:
-            self._gate = ParameterGate(self.module, optimizer)
+            ParameterGate(self.module, optimizer)
+
+    def __deepcopy__(self, memo: dict) -> "LowLevelZeroModel":
+        """A model of its own (for an average of weights, say), which no optimizer works on."""
+        self._force_wait_all_gather()
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy({**self.__dict__, "_optimizers": []}, memo))
+        return twin
 
     def update_master_params(self) -> None:
-        if self.optimizer is not None:
-            self.optimizer.update_master_params()
+        for optimizer in self._optimizers:
+            optimizer.update_master_params()
 
     def _force_wait_all_gather(self) -> None:
-        if self.optimizer is not None:
-            self.optimizer._force_wait_all_gather()
+        for optimizer in self._optimizers:
+            optimizer._force_wait_all_gather()
 
 
 class ParameterGate:
@@ -102,7 +109,8 @@ class ParameterGate:
 
     Modules wait for their own parameters. A parameter may be used without its module's forward being called (``F.linear`` on
     another module's weight), so the first forward waits for everything and notes whose forward runs; the buckets of the others
-    are waited for at the start of every later one.
+    are waited for before anything else in every later one. It hangs on ``module`` itself, not on its wrapper: ``generate`` and
+    the like call the inner model.
     """
 
     def __init__(self, module: nn.Module, optimizer: LowLevelZeroOptimizer) -> None:
@@ -110,24 +118,31 @@ class ParameterGate:
         self._buckets = {}
         self._ran: set[nn.Module] = set()
         self._up_front: list | None = None
+        # Plain functions, not bound methods: a deep copy of the module must not copy the optimizer along.
+        module.register_forward_pre_hook(lambda root, args: self._enter())
         for owner in module.modules():
             buckets = optimizer.buckets_of(owner.parameters(recurse=False))
             if buckets:
                 self._buckets[owner] = buckets
-                owner.register_forward_pre_hook(self._before)
+                owner.register_forward_pre_hook(lambda owner, args: self._before(owner))
 
-    def enter(self) -> None:
+    def _enter(self) -> None:
         """A forward of the whole model starts."""
         if self._up_front is None and self._ran:
             self._up_front = [b for owner, some in self._buckets.items() if owner not in self._ran for b in some]
+        self._wait_up_front()
+
+    def _wait_up_front(self) -> None:
         if self._up_front is None:
             self._optimizer._force_wait_all_gather()
         else:
             self._optimizer.wait_for(self._up_front)
 
-    def _before(self, owner: nn.Module, args: Any) -> None:
-        self._ran.add(owner)
-        self._optimizer.wait_for(self._buckets[owner])
+    def _before(self, owner: nn.Module) -> None:
+        if owner in self._buckets:  # not so in a deep copy, whose parameters are its own
+            self._ran.add(owner)
+            self._wait_up_front()
+            self._optimizer.wait_for(self._buckets[owner])
 
 
 class LowLevelZeroPlugin(DPPluginBase):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,13 +38,18 @@ class TorchFSDPModel(ModelWrapper):
     Args:
         module: sharded in place; its Parameter objects are replaced.
         blocks: submodules that are gathered and freed on their own; the rest goes with the root.
+        cast_root_inputs: cast floating inputs of the module itself, whatever the policy says of its blocks.
         kwargs: ``fully_shard``'s.
     """
 
-    def __init__(self, module: nn.Module, blocks: list[nn.Module] = (), **kwargs) -> None:
+    def __init__(
+        self, module: nn.Module, blocks: list[nn.Module] = (), cast_root_inputs: bool = False, **kwargs
+    ) -> None:
         super().__init__(module)
         for block in blocks:
             fully_shard(block, **kwargs)
+        if cast_root_inputs:
+            kwargs["mp_policy"] = replace(kwargs["mp_policy"], cast_forward_inputs=True)
         fully_shard(module, **kwargs)
 
     @contextmanager
@@ -132,6 +138,8 @@ class TorchFSDPPlugin(DPPluginBase):
         self.ignored_modules, self.sync_module_states = list(ignored_modules or []), sync_module_states
         self.offload = bool(getattr(cpu_offload, "offload_params", cpu_offload))
         self.mixed_precision, self.buffer_dtype = precision_policy(mixed_precision)
+        # FSDP1 casts the root's inputs by default; FSDP2's own policy says it all itself.
+        self.cast_root_inputs = getattr(mixed_precision, "cast_root_forward_inputs", False)
         self.loss_reduction = loss_reduction
         self.arguments = dict(
             sharding_strategy=strategy,
@@ -169,12 +177,13 @@ class TorchFSDPPlugin(DPPluginBase):
     ) -> tuple[nn.Module, OptimizerWrapper, Callable, DataLoader, LRScheduler]:
         if not isinstance(model, ModelWrapper):
             names = {p: name for name, p in model.named_parameters()}
-            check_parameters(model, self.ignored_modules)
+            check_parameters(model, self.ignored_modules, optimizer)
             model = self._shard(move_to_device(model))
             if optimizer is not None:
                 self._check_optimizer(optimizer)
                 repoint_to_shards(optimizer, names, model.module)
         if optimizer is not None and not isinstance(optimizer, OptimizerWrapper):
+            check_is_of(optimizer, set(model.parameters()))
             optimizer = FSDPOptimizerWrapper(optimizer, model)
             weigh_by_tokens(self.loss_reduction, model, optimizer)
         return model, optimizer, criterion, dataloader, lr_scheduler
@@ -209,6 +218,7 @@ class TorchFSDPPlugin(DPPluginBase):
             mesh=mesh,
             reshard_after_forward=self.reshard_after_forward,
             mp_policy=self.mixed_precision,
+            cast_root_inputs=self.cast_root_inputs,
             offload_policy=CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if self.offload else OffloadPolicy(),
             ignored_params=ignored or None,
         )
@@ -246,16 +256,34 @@ def precision_policy(mixed_precision) -> tuple[MixedPrecisionPolicy, torch.dtype
     return policy, mixed_precision.buffer_dtype
 
 
-def check_parameters(model: nn.Module, ignored_modules: list[nn.Module]) -> None:
+def check_is_of(optimizer: Optimizer, parameters: set[nn.Parameter]) -> None:
+    """Raise where the optimizer holds parameters that the model does not (any more) have."""
+    unknown = [p for group in optimizer.param_groups for p in group["params"] if p not in parameters]
+    if unknown:
+        raise ConfigError(
+            f"optimizer: {len(unknown)} of its parameters are not the model's; build it on model.parameters(), and a second "
+            "optimizer of a boosted model on those of the boosted one, since FSDP2 replaces them"
+        )
+
+
+def check_parameters(
+    model: nn.Module, ignored_modules: list[nn.Module], optimizer: Optimizer | None = None
+) -> None:
     """Raise, by name, for parameters that FSDP2 cannot shard or whose hooks it would drop with the Parameter it replaces."""
     ignored = {p for module in ignored_modules for p in module.parameters()}
+    trained = {p for group in optimizer.param_groups for p in group["params"]} if optimizer is not None else set()
     for name, param in model.named_parameters():
         if param in ignored:
+            if param in trained and param.requires_grad:
+                raise ConfigError(
+                    f"ignored_modules: parameter {name!r} is trained, but nobody averages its gradient over the ranks: freeze it, "
+                    "or use LowLevelZeroPlugin"
+                )
             continue
         if param.dim() == 0 or not param.is_contiguous():
             raise ConfigError(
                 f"parameter {name!r} of shape {tuple(param.shape)} and strides {param.stride()}: FSDP2 shards contiguous tensors "
-                "of at least one dim; make it so, list its module in ignored_modules, or use LowLevelZeroPlugin"
+                "of at least one dim; make it so, freeze it and list its module in ignored_modules, or use LowLevelZeroPlugin"
             )
         if param._backward_hooks or param._post_accumulate_grad_hooks:
             raise ConfigError(f"parameter {name!r} has a hook, which FSDP2 would lose: register it after boost, or use LowLevelZeroPlugin")
@@ -284,13 +312,9 @@ def blocks_to_wrap(model: nn.Module, policy, ignored: list[nn.Module]) -> list[n
 
 def repoint_to_shards(optimizer: Optimizer, names: dict[nn.Parameter, str], module: nn.Module) -> None:
     """Make the optimizer work on the sharded parameters: same groups, options and order; its state so far is sharded likewise."""
+    check_is_of(optimizer, set(names))
     sharded = dict(module.named_parameters())
     for group in optimizer.param_groups:
-        unknown = [p for p in group["params"] if p not in names]
-        if unknown:
-            raise ConfigError(
-                f"optimizer: {len(unknown)} of its parameters are not the model's; build it on model.parameters()"
-            )
         group["params"][:] = [sharded[names[p]] for p in group["params"]]
     for old in [p for p in optimizer.state if p in names]:
         new, state = sharded[names[old]], optimizer.state.pop(old)

@@ -113,8 +113,10 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
                 extra_group,
             )
             for (shard_group, extra_group), params in ((_pair(key), params) for key, params in groups.items())
+            if any(param in self._slots for param in params)
         ]
         self._check_covered()
+        self._norm_group = self._widest_group()
         self._buckets = [bucket for reducer in self._reducers for bucket in reducer.buckets]
         self.shard_group = self._reducers[0].group
         self._make_masters()
@@ -157,6 +159,9 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
 
     def _make_buckets(self, params: list[nn.Parameter], group, bucket_elements: int) -> list[FlatBucket]:
         slots = [self._slots[param] for param in params if param in self._slots]
+        twice = [slot.name for slot in slots if slot.bucket is not None]
+        if twice or len(set(params)) < len(params):
+            raise ConfigError(f"pg_to_param_list: {twice[:5] or 'a parameter'} is listed twice, give it one process group")
         owners = balanced_owners(slots, comm.world_size(group)) if self._kind is OptimizerKind.WHOLE else None
         buckets = make_buckets(slots, group, bucket_elements, owners)
         for bucket in buckets:  # all ranks start from the weights of the first
@@ -170,6 +175,20 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
                 f"pg_to_param_list names no process group for {missing[:5]}: list every trainable parameter"
             )
 
+    def _widest_group(self):
+        """The ranks that hold pieces of any parameter: those the norm is taken over."""
+        if len(self._reducers) > 1 and any(reducer.extra_group is not None for reducer in self._reducers):
+            return None
+        groups = [reducer.group for reducer in self._reducers]
+        widest = max(groups, key=comm.world_size)
+        for group in groups:
+            if not set(comm.global_ranks(group)) <= set(comm.global_ranks(widest)):
+                raise ConfigError(
+                    f"pg_to_param_list: the groups of ranks {comm.global_ranks(group)} and {comm.global_ranks(widest)} overlap only "
+                    "in part, so that no gradient norm is defined; let one group contain the others"
+                )
+        return widest
+
     def _make_masters(self) -> None:
         for bucket in self._buckets:
             low = bucket.dtype.itemsize < 4
@@ -177,7 +196,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
             bucket.make_master(dtype, torch.device("cpu") if self.cpu_offload else bucket.device)
         repoint(self.optim, self._slots)
         if self._kind is OptimizerKind.SEGMENT_NORMS:
-            self.optim.segment_norms = SegmentNorms([(r.group, r.slots) for r in self._reducers])
+            self.optim.segment_norms = SegmentNorms([(r.group, r.slots) for r in self._reducers], self._norm_group)
 
     def _make_scaler(self, initial, growth, backoff, interval, low, high, hysteresis) -> DynamicGradScaler | None:
         if self.dtype != torch.float16:
@@ -249,8 +268,11 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
             return
         self._check_identity()
         self._watch.check()
-        if not any(reducer.calls or reducer.foreign for reducer in self._reducers):
-            return
+        self._refuse_unseen_gradients()
+        # Whether loss.backward() brought gradients is not known from this rank alone.
+        if not any(reducer.calls for reducer in self._reducers):
+            if not any([reducer.anything() for reducer in self._reducers]):
+                return
         if self.grad_scaler is not None and any(reducer.foreign for reducer in self._reducers):
             raise ConfigError(
                 "loss.backward() under fp16 leaves the loss unscaled: call booster.backward(loss, optimizer)"
@@ -268,6 +290,13 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
             reducer.reset(stepped=True)
         self._publish()
 
+    def _refuse_unseen_gradients(self) -> None:
+        unseen = [slot.name for slot in self._slots.values() if slot.param.grad is not None]
+        if unseen:
+            raise ConfigError(
+                f"the .grad of parameters {unseen[:5]} was set by hand, which the step would overlook: use set_param_grad"
+            )
+
     def _finish_gradients(self) -> None:
         """Reduce what is left, then the norm: afterwards each bucket's ``reduced`` is final but for one factor."""
         self._used = {}
@@ -277,9 +306,10 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
             self._used.update(zip((slot.index for slot in reducer.slots), used))
             reduced = [bucket.reduced for bucket in reducer.buckets if bucket.reduced is not None]
             if reduced:
-                part = squared_norms(reduced).sum().reshape(1)
-                comm.all_reduce(part, group=reducer.group)
-                squares += part
+                several = len(self._reducers) > 1 and reducer.extra_group is not None
+                replicas = comm.world_size(reducer.extra_group) if several else 1
+                squares += squared_norms(reduced).sum() / replicas
+        comm.all_reduce(squares, group=self._norm_group)
         self._factor = self._unscale_factor()
         if self.token_weight is not None:
             self.token_weight.reset()
@@ -345,6 +375,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
 
     def _publish(self) -> None:
         """Start the all-gather of every bucket; wait for it here, or under overlap_allgather in the next forward."""
+        self._force_wait_all_gather()
         self._gathering = {id(bucket): bucket.publish(async_op=True) for bucket in self._buckets}
         if not self.overlap_allgather:
             self._force_wait_all_gather()
@@ -397,7 +428,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         slot = self._slots.get(working_param)
         if slot is None:
             return None
-        reducer = next(r for r in self._reducers if slot.bucket in r.buckets)
+        reducer = self._reducer_of(slot)
         used = reducer.finish()
         if not used[reducer.slots.index(slot)]:
             return None
@@ -407,11 +438,15 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         comm.all_gather_into(full, bucket.bounds, group=bucket.group)
         return slot.view(full).clone().mul_(self._unscale_factor().to(full.dtype))
 
+    def _reducer_of(self, slot: Slot) -> GradReducer:
+        return next(reducer for reducer in self._reducers if slot.bucket in reducer.buckets)
+
     def set_param_grad(self, working_param: nn.Parameter, grad: Tensor) -> None:
         """Replace this window's gradient of a parameter by ``grad`` (the parameter's shape, unscaled, equal on all ranks)."""
         if self.get_param_grad(working_param) is None:
             raise ConfigError("set_param_grad: the parameter has no gradient in this window")
         slot, factor = self._slots[working_param], self._unscale_factor()
+        self._reducer_of(slot).settle(slot.bucket)
         if slot.segment is not None:
             piece = slot.bucket.segment_of(slot, slot.bucket.reduced)
             piece.copy_(slot.layout.piece(grad, slot.bucket.rank).view_as(piece)).div_(factor)

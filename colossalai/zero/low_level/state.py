@@ -122,6 +122,8 @@ class ZeroStateMixin:
     def load_state_dict(self, state_dict: dict) -> None:
         """Take over a whole state (of :meth:`state_dict`, or of the plain optimizer); each rank keeps its segments."""
         self.load_groups(state_dict["param_groups"])
+        for slot in self._slots.values():  # a parameter without state in it starts anew
+            self.optim.state.pop(slot.segment, None)
         known = {slot.index for slot in self._slots.values()}
         for param_id, entry in state_dict["state"].items():
             if int(param_id) in known:

@@ -45,7 +45,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
     add("--weight_decay", type=float, default=0.1)
     add("--max_norm", type=float, default=1.0, help="clip gradients to this norm; 0: do not")
     add("--eval_every", type=int, default=100, help="steps between held-out losses; 0: only first and last")
-    add("--eval_windows", type=int, default=512, help="held-out sequences to look at")
+    add("--eval_windows", type=int, default=256, help="held-out sequences to look at")
     add("--log_every", type=int, default=5, help="steps between records of the training loss")
     add("--save", metavar="DIR", help="write a checkpoint there at the end; DIR/model is a Hugging Face folder")
     add("--save_every", type=int, default=0, help="and every so many steps")
@@ -58,7 +58,7 @@ def build_parser(description: str) -> argparse.ArgumentParser:
 
 
 def fill_in(args: argparse.Namespace) -> None:
-    for name, default in zip(("seq_len", "batch_size", "steps", "lr", "warmup"), DEFAULTS[args.config]):
+    for name, default in zip(("seq_len", "batch_size", "steps", "lr", "warmup"), DEFAULTS[args.config], strict=True):
         if getattr(args, name) is None:
             setattr(args, name, default)
     args.warmup = min(args.warmup, args.steps - 1)

@@ -15,7 +15,7 @@ CONFIGS = {
 
 # What a run takes where its flags do not say: sequence length, sequences a step and rank, steps, learning rate, warmup steps.
 DEFAULTS = {
-    "tiny": (128, 16, 300, 3e-3, 30),
+    "tiny": (128, 8, 500, 2e-3, 50),
     "20m": (256, 16, 2000, 1e-3, 100),
     "100m": (512, 16, 5000, 6e-4, 200),
     "1b": (2048, 4, 20000, 3e-4, 1000),

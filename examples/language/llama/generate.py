@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("folder", help="DIR/model of train.py --save DIR, or any Hugging Face folder")
     parser.add_argument("--prompt", default="def main(")
     parser.add_argument("--max_new_tokens", type=int, default=80)
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token each time")
+    parser.add_argument("--temperature", type=float, default=0.5, help="0 takes the likeliest token each time")
     parser.add_argument("--lines", type=int, default=1, help="lines to write")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

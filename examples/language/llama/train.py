@@ -10,13 +10,13 @@ import argparse
 import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, Subset
 from tokenizers import Tokenizer
+from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 from transformers import LlamaForCausalLM
 
