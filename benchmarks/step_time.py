@@ -49,9 +49,7 @@ def adamw(params):
 def ours(args, plugin):
     from colossalai.booster import Booster
 
-    booster = Booster(
-        plugin=plugin, mixed_precision="bf16" if args.dtype == "bf16" and not plugin.control_precision() else None
-    )
+    booster = Booster(plugin=plugin, mixed_precision="bf16" if args.dtype == "bf16" and not plugin.control_precision() else None)
     model = build_model(args)
     model, optimizer, *_ = booster.boost(model, adamw(model.parameters()))
 
@@ -224,8 +222,7 @@ def main():
         seconds = run(times_worker, args, names)
         figures["median_s"] = {name: round(statistics.median(values), 3) for name, values in seconds.items()}
         figures["ratio"] = {
-            own: round(statistics.median(a / b for a, b in zip(seconds[own], seconds[PEERS[own]])), 3)
-            for own in args.only
+            own: round(statistics.median(a / b for a, b in zip(seconds[own], seconds[PEERS[own]])), 3) for own in args.only
         }
     if args.what != "time":
         figures["peak_MiB"] = {name: round(run(memory_worker, args, name) / 2**20, 1) for name in names}

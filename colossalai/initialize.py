@@ -5,7 +5,6 @@ import gc
 import os
 import sys
 import time
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,9 +43,7 @@ class Start:
         if not 0 <= self.rank < self.world_size:
             raise ConfigError(f"rank={self.rank} must be from 0 to world_size - 1 = {self.world_size - 1}")
         if self.local_rank is not None and self.local_rank < 0:
-            raise ConfigError(
-                f"local_rank={self.local_rank} must be 0 or more, or None for rank % devices of this machine"
-            )
+            raise ConfigError(f"local_rank={self.local_rank} must be 0 or more, or None for rank % devices of this machine")
         if self.host is None and self.world_size > 1:
             raise ConfigError(f"host=None with world_size={self.world_size}: name the machine of rank 0")
         if self.host is not None and (self.port is None or not 0 < self.port < 65536):
@@ -195,8 +192,7 @@ class _Environment:
             return int(text)
         except ValueError:
             raise RuntimeError(
-                f"{self._who}: the environment variable {' or '.join(names)} is {text!r}, not an integer; "
-                f"{self._advice}"
+                f"{self._who}: the environment variable {' or '.join(names)} is {text!r}, not an integer; {self._advice}"
             ) from None
 
 

@@ -21,9 +21,7 @@ class CPUAdamOptimizer:
             gradient.
     """
 
-    def __init__(
-        self, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, adamw_mode: bool = True
-    ) -> None:
+    def __init__(self, lr: float, beta1: float, beta2: float, eps: float, weight_decay: float, adamw_mode: bool = True) -> None:
         self.lr, self.beta1, self.beta2 = lr, beta1, beta2
         self.eps, self.weight_decay, self.adamw_mode = eps, weight_decay, adamw_mode
 

@@ -57,13 +57,10 @@ class _CudaExtension(_Extension):
         from torch.utils.cpp_extension import CUDA_HOME
 
         if torch.version.cuda is None:
-            raise NativeBuildError(
-                f"{self._name} needs a torch built for CUDA, and this one ({torch.__version__}) is not"
-            )
+            raise NativeBuildError(f"{self._name} needs a torch built for CUDA, and this one ({torch.__version__}) is not")
         if CUDA_HOME is None or shutil.which("nvcc", path=str(Path(CUDA_HOME) / "bin")) is None:
             raise NativeBuildError(
-                f"{self._name} needs nvcc of CUDA {torch.version.cuda}: install that toolkit and set CUDA_HOME to its "
-                "folder"
+                f"{self._name} needs nvcc of CUDA {torch.version.cuda}: install that toolkit and set CUDA_HOME to its folder"
             )
 
     def build_aot(self) -> Any:

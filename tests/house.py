@@ -63,9 +63,7 @@ class Facts(ast.NodeVisitor):
     def read(self, tree: ast.Module) -> "Facts":
         for node in ast.walk(tree):  # names first: an import may stand below its use
             if isinstance(node, ast.Import):
-                self.names |= {
-                    a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names
-                }
+                self.names |= {a.asname or a.name.split(".")[0]: a.name if a.asname else a.name.split(".")[0] for a in node.names}
             elif isinstance(node, ast.ImportFrom):
                 self.names |= {a.asname or a.name: f"{self.source(node)}.{a.name}" for a in node.names}
         self.visit(tree)

@@ -20,9 +20,7 @@ def test_floors_are_those_of_the_design_document():
     if not rows:
         pytest.skip("docs/design.md does not draw the floors")
     drawn = {name: int(n) for n, row in rows for name in re.findall(r"(\w+)(?:/(?![\w*])|\.py\b)", row)}
-    assert {name: n for name, n in drawn.items() if name != "version"} == {
-        k: n for k, n in FLOORS.items() if k and n >= 0
-    }
+    assert {name: n for name, n in drawn.items() if name != "version"} == {k: n for k, n in FLOORS.items() if k and n >= 0}
 
 
 SOUND = {
@@ -64,9 +62,7 @@ def test_the_checker_sees_an_offence(tmp_path, file, text, offence):
 
 
 def test_the_checker_accepts_a_house_in_order(tmp_path):
-    typed = {
-        "zero/typed.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..booster import Booster\n"
-    }
+    typed = {"zero/typed.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..booster import Booster\n"}
     for name, content in (SOUND | typed).items():
         path = tmp_path / "colossalai" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -141,9 +141,7 @@ def test_launch_over_ipv6():
             port = probe.getsockname()[1]
     except OSError:
         pytest.skip("no IPv6 here")
-    seen = run_fresh(
-        [(start_and_report, dict(how="launch", rank=r, world_size=2, host="::1", port=port), {}) for r in range(2)]
-    )
+    seen = run_fresh([(start_and_report, dict(how="launch", rank=r, world_size=2, host="::1", port=port), {}) for r in range(2)])
     assert [one["total"] for one in seen] == [3.0, 3.0]
 
 
@@ -270,9 +268,7 @@ def test_environment_that_is_no_number(bare):
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize(
-    ("how", "name"), [("launch_from_slurm", "SLURM_PROCID"), ("launch_from_openmpi", "OMPI_COMM_WORLD_RANK")]
-)
+@pytest.mark.parametrize(("how", "name"), [("launch_from_slurm", "SLURM_PROCID"), ("launch_from_openmpi", "OMPI_COMM_WORLD_RANK")])
 def test_other_launchers_name_what_is_missing(bare, how, name):
     with pytest.raises(RuntimeError, match=f"{how}: the environment variable {name} is missing"):
         getattr(colossalai, how)()

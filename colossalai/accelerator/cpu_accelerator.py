@@ -130,9 +130,7 @@ class CpuAccelerator(BaseAccelerator):
         return {}
 
     def memory_summary(self, device: Device = None, abbreviated: bool = False) -> str:
-        return (
-            f"cpu: {self.memory_reserved() / 2**30:.3f} GiB resident, peak {self.max_memory_reserved() / 2**30:.3f} GiB"
-        )
+        return f"cpu: {self.memory_reserved() / 2**30:.3f} GiB resident, peak {self.max_memory_reserved() / 2**30:.3f} GiB"
 
     def memory_snapshot(self) -> list[dict[str, Any]]:
         return []
@@ -165,9 +163,7 @@ class CpuAccelerator(BaseAccelerator):
         try:
             import resource
         except ImportError as missing:
-            raise RuntimeError(
-                "set_per_process_memory_fraction: this system cannot limit a process's memory"
-            ) from missing
+            raise RuntimeError("set_per_process_memory_fraction: this system cannot limit a process's memory") from missing
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (int(host_memory_bytes() * fraction), hard))
 

@@ -52,17 +52,13 @@ class Booster:
             raise ConfigError(f"plugin={plugin!r} is no Plugin: use one of colossalai.booster.plugin")
         self.plugin, self.logger = plugin, get_dist_logger()
         if plugin is not None and plugin.control_device() and device is not None:
-            self.logger.warning(
-                f"device={device!r} is dropped: {type(plugin).__name__} moves the model itself", ranks=[0]
-            )
+            self.logger.warning(f"device={device!r} is dropped: {type(plugin).__name__} moves the model itself", ranks=[0])
         if plugin is not None and plugin.control_precision() and mixed_precision is not None:
             self.logger.warning(
                 f"mixed_precision={mixed_precision!r} is dropped: give precision to {type(plugin).__name__}", ranks=[0]
             )
             mixed_precision = None
-        self.accelerator = (
-            Accelerator(device) if device is not None and not (plugin and plugin.control_device()) else None
-        )
+        self.accelerator = Accelerator(device) if device is not None and not (plugin and plugin.control_device()) else None
         self.mixed_precision = self._precision(mixed_precision)
         own_io = plugin is not None and plugin.control_checkpoint_io()
         self.checkpoint_io = plugin.get_checkpoint_io() if own_io else GeneralCheckpointIO()
@@ -135,9 +131,7 @@ class Booster:
         if self.plugin is None:
             raise ConfigError("no_sync: without a plugin nothing is synchronised")
         if not self.plugin.support_no_sync():
-            raise ConfigError(
-                f"no_sync: {type(self.plugin).__name__} does not support it; call backward repeatedly instead"
-            )
+            raise ConfigError(f"no_sync: {type(self.plugin).__name__} does not support it; call backward repeatedly instead")
         return self.plugin.no_sync(model, optimizer)
 
     def enable_lora(
@@ -163,9 +157,7 @@ class Booster:
             raise ConfigError("enable_lora: give lora_config for new adapters or pretrained_dir for saved ones")
         if lora_config is not None and not hasattr(lora_config, "peft_type"):
             raise ConfigError(f"lora_config={lora_config!r}: use peft.LoraConfig")
-        refuse_pending_arguments(
-            "Booster.enable_lora", quantize=quantize, bnb_quantization_config=bnb_quantization_config
-        )
+        refuse_pending_arguments("Booster.enable_lora", quantize=quantize, bnb_quantization_config=bnb_quantization_config)
         return self.plugin.enable_lora(model, pretrained_dir, lora_config, bnb_quantization_config)
 
     # -- checkpoints: collective, every rank calls them ----------------------------------------------------------------
@@ -193,17 +185,11 @@ class Booster:
         use_async: bool = False,
     ) -> None:
         """Save the whole model: one file, or with ``shard`` a Hugging Face directory of files of ``size_per_shard`` MiB."""
-        self.checkpoint_io.save_model(
-            model, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_safetensors, use_async
-        )
+        self.checkpoint_io.save_model(model, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_safetensors, use_async)
 
-    def load_optimizer(
-        self, optimizer: Optimizer, checkpoint: str, low_cpu_mem_mode: bool = True, num_threads: int = 1
-    ) -> None:
+    def load_optimizer(self, optimizer: Optimizer, checkpoint: str, low_cpu_mem_mode: bool = True, num_threads: int = 1) -> None:
         """Load optimizer state, learning rates and loss scale into a boosted optimizer."""
-        self.checkpoint_io.load_optimizer(
-            optimizer, checkpoint, low_cpu_mem_mode=low_cpu_mem_mode, num_threads=num_threads
-        )
+        self.checkpoint_io.load_optimizer(optimizer, checkpoint, low_cpu_mem_mode=low_cpu_mem_mode, num_threads=num_threads)
 
     def save_optimizer(
         self,
@@ -216,9 +202,7 @@ class Booster:
         use_async: bool = False,
     ) -> None:
         """Save the whole optimizer: one file, or with ``shard`` a directory."""
-        self.checkpoint_io.save_optimizer(
-            optimizer, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_async
-        )
+        self.checkpoint_io.save_optimizer(optimizer, checkpoint, shard, gather_dtensor, prefix, size_per_shard, use_async)
 
     def save_lr_scheduler(self, lr_scheduler: LRScheduler, checkpoint: str) -> None:
         self.checkpoint_io.save_lr_scheduler(lr_scheduler, checkpoint)

@@ -387,9 +387,7 @@ class CheckpointIO:
 
     def _check_model(self, model: nn.Module) -> None:
         if self._boosted and not isinstance(model, ModelWrapper):
-            raise ConfigError(
-                "Please boost the model before saving or loading it: booster.boost(model, ...) returns it"
-            )
+            raise ConfigError("Please boost the model before saving or loading it: booster.boost(model, ...) returns it")
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
         if self._boosted and not isinstance(optimizer, OptimizerWrapper):
@@ -400,7 +398,5 @@ def _single_file_format(checkpoint: PathLike, use_safetensors: bool, because: st
     """Whether a single file is safetensors: by its suffix, which must fit what was asked."""
     fits = os.fspath(checkpoint).endswith(".safetensors")
     if use_safetensors and not fits:
-        raise ConfigError(
-            f"{because} writes a safetensors file: checkpoint={os.fspath(checkpoint)!r} must end in .safetensors"
-        )
+        raise ConfigError(f"{because} writes a safetensors file: checkpoint={os.fspath(checkpoint)!r} must end in .safetensors")
     return fits

@@ -59,9 +59,7 @@ def shard_pattern(weights_name: str, use_pp_format: bool = False) -> re.Pattern:
 
 def find_indices(directory: Path) -> list[Path]:
     """The index files in a directory, sorted."""
-    return sorted(
-        path for path in directory.iterdir() if path.is_file() and re.fullmatch(r".*\.index\..*json", path.name)
-    )
+    return sorted(path for path in directory.iterdir() if path.is_file() and re.fullmatch(r".*\.index\..*json", path.name))
 
 
 def has_index_file(checkpoint_path: PathLike) -> tuple[bool, Path | None]:

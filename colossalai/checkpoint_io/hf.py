@@ -191,9 +191,7 @@ def _hf_loading_steps(model: nn.Module, disk: Specs, memory: Specs) -> tuple[lis
         try:
             outputs = _specs(convert(_meta(disk, [key for key, _ in sources])))
         except Exception as error:
-            raise CheckpointError(
-                f"the checkpoint's {[key for key, _ in sources][:4]} do not make a {name}: {error}"
-            ) from error
+            raise CheckpointError(f"the checkpoint's {[key for key, _ in sources][:4]} do not make a {name}: {error}") from error
         steps[name] = Step(tuple(key for key, _ in sources), outputs, convert)
     return list(steps.values()), unexpected
 

@@ -89,9 +89,7 @@ class CheckpointIndexFile:
     def assert_no_dtensor_checkpoint(self) -> None:
         """Raises ConfigError (a ValueError) where :meth:`contains_dtensor`."""
         if self.contains_dtensor():
-            raise ConfigError(
-                f"{self.root_path} holds pieces of distributed tensors: join them with the tool that wrote them"
-            )
+            raise ConfigError(f"{self.root_path} holds pieces of distributed tensors: join them with the tool that wrote them")
 
     def get_checkpoint_file(self, param_name: Any) -> str:
         """Absolute path of the file that holds ``param_name``."""

@@ -22,9 +22,7 @@ def peft_model_of(model: nn.Module) -> nn.Module:
     """The peft model inside ``model``; ConfigError (an AssertionError) where there is none."""
     inner = model.unwrap(unwrap_peft=False) if isinstance(model, ModelWrapper) else model
     if not is_peft_model(inner):
-        raise ConfigError(
-            f"save_lora_as_pretrained: {type(inner).__name__} has no adapters, call booster.enable_lora first"
-        )
+        raise ConfigError(f"save_lora_as_pretrained: {type(inner).__name__} has no adapters, call booster.enable_lora first")
     return inner
 
 
@@ -66,9 +64,7 @@ def _gather_adapters(peft_model: nn.Module, team: Team) -> dict[str, Any]:
         from peft import get_peft_model_state_dict
     except ImportError as error:
         raise ImportError('saving adapters needs peft: pip install "colossalai[hf]"') from error
-    state = {
-        name: value for name, value in peft_model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)
-    }
+    state = {name: value for name, value in peft_model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
     metas = {name: torch.empty(value.shape, dtype=value.dtype, device="meta") for name, value in state.items()}
     picked: set[int] = set()
     for adapter in peft_model.peft_config:

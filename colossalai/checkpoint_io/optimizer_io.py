@@ -240,9 +240,7 @@ def _deliver(table: Table, entries: dict[int, StateEntry], file_of: dict[int, st
 # -- loading -----------------------------------------------------------------------------------------------------------
 
 
-def load(
-    source: Any, team: Team, path: Path, sharded: bool, low_cpu_mem_mode: bool = True, num_threads: int = 1
-) -> None:
+def load(source: Any, team: Team, path: Path, sharded: bool, low_cpu_mem_mode: bool = True, num_threads: int = 1) -> None:
     """Take over states and options of a checkpoint. Parameters without state in it start anew. Collective.
 
     Args:
@@ -296,17 +294,11 @@ def _open_single(path: Path) -> tuple[list[dict], dict, list[Any]]:
         if PARAM_GROUPS not in table:
             raise CheckpointError(f"{path} is no optimizer checkpoint: it has no {PARAM_GROUPS}")
         packed = table.metadata.get(_EXTRA)
-        extra = (
-            {}
-            if packed is None
-            else decode_value(torch.frombuffer(bytearray(base64.b64decode(packed)), dtype=torch.uint8))
-        )
+        extra = {} if packed is None else decode_value(torch.frombuffer(bytearray(base64.b64decode(packed)), dtype=torch.uint8))
         return decode_value(table[PARAM_GROUPS]), extra, [path]
     content = read_torch(path)
     if not isinstance(content, Mapping) or not {"state", PARAM_GROUPS} <= set(content):
-        raise CheckpointError(
-            f"{path} is no optimizer checkpoint: expected a dict with the keys state and {PARAM_GROUPS}"
-        )
+        raise CheckpointError(f"{path} is no optimizer checkpoint: expected a dict with the keys state and {PARAM_GROUPS}")
     return content[PARAM_GROUPS], content.get(_EXTRA, {}), [content["state"]]
 
 

@@ -42,9 +42,7 @@ def read_torch(path: PathLike, map_memory: bool = True) -> Any:
         # Files from before torch 1.6 are no zip archives, and cannot be mapped.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=map_memory and is_zip)
     except Exception as error:
-        raise CheckpointError(
-            f"cannot read {path}: it is damaged, or no torch file ({type(error).__name__}: {error})"
-        ) from error
+        raise CheckpointError(f"cannot read {path}: it is damaged, or no torch file ({type(error).__name__}: {error})") from error
 
 
 class SafetensorsTable(Mapping):
@@ -58,8 +56,7 @@ class SafetensorsTable(Mapping):
             self.metadata: dict[str, str] = self._file.metadata() or {}
         except Exception as error:
             raise CheckpointError(
-                f"cannot read {self.path}: it is missing, damaged, or no safetensors file "
-                f"({type(error).__name__}: {error})"
+                f"cannot read {self.path}: it is missing, damaged, or no safetensors file ({type(error).__name__}: {error})"
             ) from error
 
     def __iter__(self):
@@ -172,9 +169,7 @@ class Catalog:
         for ahead in self._queue[start : start + PREFETCH_FILES]:
             if ahead not in self._loaded:
                 self._loaded[ahead] = self._pool.submit(_read_whole, ahead, torch.cuda.is_available())
-        for done in self._queue[
-            : max(0, start - 1)
-        ]:  # one behind stays: what is converted together may straddle two files
+        for done in self._queue[: max(0, start - 1)]:  # one behind stays: what is converted together may straddle two files
             self._loaded.pop(done, None)
         return self._loaded[file].result()
 

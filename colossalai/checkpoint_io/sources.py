@@ -72,9 +72,7 @@ def layout_of(tensor: Tensor, name: str, aliases: tuple[str, ...] = ()) -> tuple
         return Layout(name, tensor.shape, None, aliases), local, None
     axis, place = cuts[0]
     if len(cuts) > 1 or not place.is_shard(0) or type(place).__name__ != "Shard":
-        raise CheckpointError(
-            f"{name} is placed as {tensor.placements}: only tensors cut along dim 0 on one mesh axis are read"
-        )
+        raise CheckpointError(f"{name} is placed as {tensor.placements}: only tensors cut along dim 0 on one mesh axis are read")
     rows, size = tensor.shape[0], mesh.size(axis)
     chunk, width = -(-rows // size), tensor.shape[1:].numel()
     starts = [min(rank * chunk, rows) * width for rank in range(size + 1)]
@@ -250,9 +248,7 @@ class ShardedOptimizerSource:
 
     def begin_load(self) -> None:
         """Masters are those of the weights, until the checkpoint has better ones."""
-        self._targets = {
-            param_id: (layout, segment) for param_id, layout, segment in self.optimizer.checkpoint_entries()
-        }
+        self._targets = {param_id: (layout, segment) for param_id, layout, segment in self.optimizer.checkpoint_entries()}
         self._group_of = {param: group for group in self.inner.param_groups for param in group["params"]}
         self._loaded: set[int] = set()
         self.optimizer.update_master_params()
@@ -300,8 +296,7 @@ def check_groups(groups: list[dict], sizes: list[int]) -> None:
     found = [len(group["params"]) for group in groups]
     if found != sizes:
         raise ConfigError(
-            f"the checkpoint has param groups of {found} parameters, the optimizer of {sizes}: "
-            "build it with the same groups"
+            f"the checkpoint has param groups of {found} parameters, the optimizer of {sizes}: build it with the same groups"
         )
 
 

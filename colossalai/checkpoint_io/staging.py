@@ -229,7 +229,6 @@ def recover(directory: Path) -> None:
                 _carry_out(directory, journal, entry)
             except OSError as error:
                 raise CheckpointError(
-                    f"the last save into {directory} was killed while its files were renamed, and finishing it failed: "
-                    f"{error}"
+                    f"the last save into {directory} was killed while its files were renamed, and finishing it failed: {error}"
                 ) from error
             break

@@ -71,9 +71,7 @@ class Team:
         if self.size == 1:
             self.share(error)
             return
-        for rank, told in enumerate(
-            comm.all_gather_object(None if error is None else _describe(error), group=self.group)
-        ):
+        for rank, told in enumerate(comm.all_gather_object(None if error is None else _describe(error), group=self.group)):
             if told is not None:
                 raise _rebuild(told, f"rank {rank}: ") from error
 

@@ -99,15 +99,12 @@ def load_training_state(team: Team, path: Path, dataloader: Any = None) -> dict[
         error = caught
     team.share_all(error)
     if not same_size:
-        team.warn(
-            f"{path} was saved by {content['world_size']} ranks and is loaded by {team.size}: random numbers differ"
-        )
+        team.warn(f"{path} was saved by {content['world_size']} ranks and is loaded by {team.size}: random numbers differ")
     return content["extra"]
 
 
 def _check_loader(dataloader: Any) -> None:
     if dataloader is not None and not (hasattr(dataloader, "state_dict") and hasattr(dataloader, "load_state_dict")):
         raise ConfigError(
-            f"dataloader={type(dataloader).__name__} cannot say where it is: build it with plugin.prepare_dataloader, "
-            "or pass None"
+            f"dataloader={type(dataloader).__name__} cannot say where it is: build it with plugin.prepare_dataloader, or pass None"
         )

@@ -127,10 +127,7 @@ def save_state_dict(state_dict: dict, checkpoint_file_path: PathLike, use_safete
 
 def load_state_dict(checkpoint_file_path: PathLike) -> dict:
     """Read one file, safetensors by its suffix, to the CPU."""
-    return {
-        name: value.clone() if isinstance(value, Tensor) else value
-        for name, value in open_table(checkpoint_file_path).items()
-    }
+    return {name: value.clone() if isinstance(value, Tensor) else value for name, value in open_table(checkpoint_file_path).items()}
 
 
 def load_shard_state_dict(checkpoint_file: PathLike, use_safetensors: bool = False) -> dict:
@@ -203,9 +200,7 @@ def clean_folder(
     if not is_master:
         return
     # Under a pipeline the base name carries the stage already: the shards of all stages are compared.
-    base = (
-        weights_name.partition("-stage-")[0] + "." + weights_name.rpartition(".")[2] if use_pp_format else weights_name
-    )
+    base = weights_name.partition("-stage-")[0] + "." + weights_name.rpartition(".")[2] if use_pp_format else weights_name
     pattern = shard_pattern(base, use_pp_format)
     for path in Path(checkpoint_path).iterdir():
         if pattern.fullmatch(path.name) and path.name not in shard_filenames:
@@ -265,9 +260,7 @@ def load_param_groups_into_optimizer(optimizer: Optimizer, param_group_path: Pat
     return dict(zip(ids, (param for group in optimizer.param_groups for param in group["params"])))
 
 
-def load_states_into_optimizer(
-    optimizer: Optimizer, state_dict: dict, id_map: dict[int, Tensor], strict: bool = False
-) -> None:
+def load_states_into_optimizer(optimizer: Optimizer, state_dict: dict, id_map: dict[int, Tensor], strict: bool = False) -> None:
     """Take over the states of ``{id: state}``; ids that ``id_map`` lacks raise CheckpointError if ``strict``."""
     source = TorchOptimizerSource(optimizer)
     position = {param: number for number, (param, _) in enumerate(source.begin_load())}
@@ -299,9 +292,7 @@ def search_tp_partition_dim(current_shape: torch.Size, original_shape: torch.Siz
     for dim, (current, original) in enumerate(zip(current_shape, original_shape)):
         if original > current:
             if current * tp_size != original:
-                raise ConfigError(
-                    f"dim {dim} of {tuple(original_shape)} is not cut evenly into {tp_size} parts of {current}"
-                )
+                raise ConfigError(f"dim {dim} of {tuple(original_shape)} is not cut evenly into {tp_size} parts of {current}")
             return dim
     return None
 
@@ -368,6 +359,4 @@ def get_lora_state_dict(
         from peft import get_peft_model_state_dict
     except ImportError as error:
         raise ImportError('get_lora_state_dict needs peft: pip install "colossalai[hf]"') from error
-    return get_peft_model_state_dict(
-        model, state_dict, adapter_name=adapter_name, save_embedding_layers=save_embedding_layers
-    )
+    return get_peft_model_state_dict(model, state_dict, adapter_name=adapter_name, save_embedding_layers=save_embedding_layers)

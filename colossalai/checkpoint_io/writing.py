@@ -112,10 +112,7 @@ def _compact(tensor: Tensor) -> Tensor:
     storage = tensor.untyped_storage()
     if storage.nbytes() == nbytes:
         return tensor
-    if (
-        nbytes == 0
-        or torch.empty_strided(tensor.shape, tensor.stride(), device="meta").untyped_storage().nbytes() != nbytes
-    ):
+    if nbytes == 0 or torch.empty_strided(tensor.shape, tensor.stride(), device="meta").untyped_storage().nbytes() != nbytes:
         return tensor.clone()  # it has holes
     start = tensor.storage_offset() * tensor.element_size()
     part = storage[start : start + nbytes]  # the same memory
@@ -234,9 +231,7 @@ class SaveJob:
         background: write there; tensors are copied first, so that they may change afterwards.
     """
 
-    def __init__(
-        self, team: Team, writer: Writer | None, every_mib: float, background: Background | None = None
-    ) -> None:
+    def __init__(self, team: Team, writer: Writer | None, every_mib: float, background: Background | None = None) -> None:
         self._team, self._writer, self._background = team, writer, background
         self._every, self._bytes = max(1.0, min(every_mib * MIB, _REPORT_BYTES)), 0
 

@@ -24,7 +24,5 @@ def resolve_backend(backend: str | None) -> str:
             known = ", ".join(item for item in dist.Backend.backend_list if item != "undefined")
             raise ConfigError(f"backend={backend!r}: torch.distributed knows no {name!r}, only {known}")
         if name != "fake" and not dist.is_backend_available(name):
-            raise ConfigError(
-                f"backend={backend!r}: this torch was built without {name}; leave backend out to get {own} here"
-            )
+            raise ConfigError(f"backend={backend!r}: this torch was built without {name}; leave backend out to get {own} here")
     return backend

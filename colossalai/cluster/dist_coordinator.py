@@ -24,9 +24,7 @@ class DistCoordinator(metaclass=SingletonMeta):
 
     def __init__(self) -> None:
         if not dist.is_initialized():
-            raise ConfigError(
-                "DistCoordinator: this process has not joined a world; call colossalai.launch_from_torch() first"
-            )
+            raise ConfigError("DistCoordinator: this process has not joined a world; call colossalai.launch_from_torch() first")
 
     # Asked anew each time: a test, or a notebook, may leave one world and join another.
     @property
@@ -49,9 +47,7 @@ class DistCoordinator(metaclass=SingletonMeta):
     def _known_local_rank(self, who: str) -> int:
         rank = self.local_rank
         if rank < 0:
-            raise ConfigError(
-                f"DistCoordinator.{who}: the local rank is unknown; set LOCAL_RANK or launch with local_rank="
-            )
+            raise ConfigError(f"DistCoordinator.{who}: the local rank is unknown; set LOCAL_RANK or launch with local_rank=")
         return rank
 
     def is_master(self, process_group: Group = None) -> bool:

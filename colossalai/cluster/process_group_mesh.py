@@ -30,14 +30,10 @@ class ProcessGroupMesh:
         if not size or any(not isinstance(n, int | np.integer) or n < 1 for n in size):
             raise ConfigError(f"ProcessGroupMesh{size}: give the length of every axis, each at least 1")
         if not dist.is_initialized():
-            raise ConfigError(
-                "ProcessGroupMesh: this process has not joined a world; call colossalai.launch_from_torch() first"
-            )
+            raise ConfigError("ProcessGroupMesh: this process has not joined a world; call colossalai.launch_from_torch() first")
         world_size = dist.get_world_size()
         if math.prod(size) != world_size:
-            raise ConfigError(
-                f"ProcessGroupMesh{size}: the axes hold {math.prod(size)} ranks, and the world has {world_size}"
-            )
+            raise ConfigError(f"ProcessGroupMesh{size}: the axes hold {math.prod(size)} ranks, and the world has {world_size}")
         self._shape = tuple(int(n) for n in size)
         self._rank = dist.get_rank()
         self._coord = ProcessGroupMesh.unravel(self._rank, self._shape)
@@ -92,9 +88,7 @@ class ProcessGroupMesh:
         return self._groups[key]
 
     @staticmethod
-    def get_coords_along_axis(
-        base_coord: tuple[int, ...], axis: Axes, indices_at_axis: Indices
-    ) -> list[tuple[int, ...]]:
+    def get_coords_along_axis(base_coord: tuple[int, ...], axis: Axes, indices_at_axis: Indices) -> list[tuple[int, ...]]:
         """The places that differ from ``base_coord`` only along ``axis``, where they take the given indices.
 
         With several axes there is one list of indices for each, and the last axis runs fastest.
@@ -124,9 +118,7 @@ class ProcessGroupMesh:
             raise ConfigError(f"indices_at_axis={indices_at_axis}: give one list for each of the axes {axes}")
         for one, chosen in zip(axes, indices, strict=True):
             if not chosen or any(not 0 <= index < self._shape[one] for index in chosen):
-                raise ConfigError(
-                    f"indices_at_axis={indices_at_axis}: axis {one} has the indices 0 to {self._shape[one] - 1}"
-                )
+                raise ConfigError(f"indices_at_axis={indices_at_axis}: axis {one} has the indices 0 to {self._shape[one] - 1}")
         return axes, indices
 
     def create_group_along_axis(

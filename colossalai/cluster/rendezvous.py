@@ -38,9 +38,7 @@ def gather_at(store: dist.Store, rank: int, world_size: int, limit: timedelta, w
         where: where and how long was waited, for the message.
     """
     if store.add(f"claims/{rank}", 1) > 1:
-        raise RuntimeError(
-            _object(store, f"two processes say they are rank {rank}; give every process a rank of its own")
-        )
+        raise RuntimeError(_object(store, f"two processes say they are rank {rank}; give every process a rank of its own"))
     store.set(f"arrived/{rank}", str(world_size))
     verdict = _judge(store, world_size, limit, where) if rank == 0 else _hear(store, rank, world_size, limit, where)
     if verdict:
@@ -57,9 +55,7 @@ def _hear(store: dist.Store, rank: int, world_size: int, limit: timedelta, where
     try:
         of_first = int(store.get("arrived/0"))
         if of_first != world_size:
-            _object(
-                store, f"the processes disagree on world_size: rank 0 says {of_first}, rank {rank} says {world_size}"
-            )
+            _object(store, f"the processes disagree on world_size: rank 0 says {of_first}, rank {rank} says {world_size}")
         store.wait(["verdict"], limit + timedelta(seconds=_GRACE_SECONDS))
         verdict = store.get("verdict").decode()
         store.add("heard", 1)

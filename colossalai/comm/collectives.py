@@ -25,9 +25,7 @@ def even_bounds(numel: int, size: int) -> list[int]:
     return [index * (numel // size) for index in range(size + 1)]
 
 
-def all_reduce(
-    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, op: str = "sum", async_op: bool = False
-) -> Work:
+def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None, op: str = "sum", async_op: bool = False) -> Work:
     """Replace ``tensor`` on every rank by the elementwise sum, mean, maximum or minimum over the group, in place.
 
     16-bit sums and means are accumulated in float32 on gloo. At three ranks and more the order of summation depends on
@@ -154,9 +152,7 @@ def check_bounds(flat: torch.Tensor, bounds: Sequence[int], size: int) -> None:
         raise ConfigError(f"flat must be 1-D and contiguous, got shape {tuple(flat.shape)}, strides {flat.stride()}")
     ascending = all(low <= high for low, high in pairwise(bounds))
     if len(bounds) != size + 1 or not ascending or bounds[0] < 0 or bounds[-1] > flat.numel():
-        raise ConfigError(
-            f"bounds={list(bounds)} must be {size + 1} ascending integers within 0..{flat.numel()} for {size} ranks"
-        )
+        raise ConfigError(f"bounds={list(bounds)} must be {size + 1} ascending integers within 0..{flat.numel()} for {size} ranks")
 
 
 def _slice_target(own: torch.Tensor, out: torch.Tensor | None, out_dtype: torch.dtype | None) -> torch.Tensor:

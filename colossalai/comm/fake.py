@@ -35,9 +35,7 @@ def fake_world(rank: int, world_size: int, fake_tensors: bool = True) -> Iterato
     ConfigError where a process group exists already.
     """
     if dist.is_initialized():
-        raise ConfigError(
-            "fake_world needs a process without a process group: leave it, or call destroy_process_group first"
-        )
+        raise ConfigError("fake_world needs a process without a process group: leave it, or call destroy_process_group first")
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank={rank} must be within 0..{world_size - 1} for world_size={world_size}")
     # Only dry runs need it, and importing it registers the backend.

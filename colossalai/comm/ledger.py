@@ -79,9 +79,7 @@ class Ledger:
         lines = [head]
         for (verb, ranks, label), row in sorted(self._rows.items()):
             group = f"{label} {_short(ranks)}".strip()
-            lines.append(
-                (verb, group, f"{row.calls:,}", f"{row.elements:,}", f"{row.bytes:,}", f"{row.wire_bytes:,.0f}")
-            )
+            lines.append((verb, group, f"{row.calls:,}", f"{row.elements:,}", f"{row.bytes:,}", f"{row.wire_bytes:,.0f}"))
         widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
         text = []
         for line in lines:

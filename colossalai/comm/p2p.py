@@ -146,6 +146,4 @@ def _check_pieces(piece: torch.Tensor, sizes: Sequence[int], size: int, me: int,
     if len(sizes) != size or min(sizes) < 0:
         raise ConfigError(f"sizes={list(sizes)} must be {size} counts of elements, one for each rank")
     if tuple(piece.shape) != (sizes[me],):
-        raise ConfigError(
-            f"rank {me}'s piece has shape {tuple(piece.shape)}, but sizes={list(sizes)} says ({sizes[me]},)"
-        )
+        raise ConfigError(f"rank {me}'s piece has shape {tuple(piece.shape)}, but sizes={list(sizes)} says ({sizes[me]},)")

@@ -30,9 +30,7 @@ def all_gather(tensor: torch.Tensor, dim: int = 0, group: dist.ProcessGroup | No
     return _join(transport.gather_equal(tensor.contiguous(), group, size), dim)
 
 
-def reduce_scatter_dim(
-    tensor: torch.Tensor, dim: int = 0, group: dist.ProcessGroup | None = None, op: str = "sum"
-) -> torch.Tensor:
+def reduce_scatter_dim(tensor: torch.Tensor, dim: int = 0, group: dist.ProcessGroup | None = None, op: str = "sum") -> torch.Tensor:
     """Sum or average over the group and keep this rank's part of ``dim``, (..., D, ...) -> (..., D/N, ...)."""
     check_op(op, tensor, ("sum", "mean"))
     size = world_size(group)
@@ -47,9 +45,7 @@ def reduce_scatter_dim(
     return out
 
 
-def all_to_all(
-    tensor: torch.Tensor, scatter_dim: int, gather_dim: int, group: dist.ProcessGroup | None = None
-) -> torch.Tensor:
+def all_to_all(tensor: torch.Tensor, scatter_dim: int, gather_dim: int, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Cut along one dimension, join along another: (..., S, ..., G/N, ...) -> (..., S/N, ..., G, ...). Any dtype.
 
     Ulysses' exchange of heads for sequence is ``all_to_all(x, scatter_dim=2, gather_dim=1)``:
@@ -86,9 +82,7 @@ def all_to_all_uneven(
         if len(splits) != size or min(splits) < 0:
             raise ConfigError(f"{name}={list(splits)} must be {size} counts of rows, one for each rank")
     if tensor.dim() == 0 or sum(in_splits) != tensor.shape[0]:
-        raise ConfigError(
-            f"in_splits={list(in_splits)} must sum to dim 0 of the tensor, of shape {tuple(tensor.shape)}"
-        )
+        raise ConfigError(f"in_splits={list(in_splits)} must sum to dim 0 of the tensor, of shape {tuple(tensor.shape)}")
     if in_splits[me] != out_splits[me]:
         raise ConfigError(f"rank {me} sends {in_splits[me]} rows to itself but expects {out_splits[me]}")
     if size == 1:
@@ -124,7 +118,6 @@ def _dimension(tensor: torch.Tensor, dim: int, name: str, divided_by: int = 1) -
         raise ConfigError(f"{name}={dim} is no dimension of a tensor of shape {tuple(tensor.shape)}")
     if tensor.shape[dim] % divided_by:
         raise ConfigError(
-            f"dimension {name}={dim} of shape {tuple(tensor.shape)} does not divide by the group's {divided_by} ranks: "
-            "pad it"
+            f"dimension {name}={dim} of shape {tuple(tensor.shape)} does not divide by the group's {divided_by} ranks: pad it"
         )
     return dim % tensor.dim()

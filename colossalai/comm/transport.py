@@ -29,9 +29,7 @@ _all_gather_native = getattr(dist, "all_gather_single", None) or dist.all_gather
 
 HALF = (torch.float16, torch.bfloat16)
 # What every backend moves as it is. Anything else (float8, complex) travels as bytes.
-MOVABLE = frozenset(
-    (*HALF, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool)
-)
+MOVABLE = frozenset((*HALF, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool))
 # Elements one pass of the local sum works on, so that the running total stays in a core's cache.
 _SUM_CHUNK = 1 << 17
 
@@ -73,9 +71,7 @@ def sum_everywhere(tensor: torch.Tensor, group: dist.ProcessGroup | None, size: 
     return Work([handle], finish, keep=(tensor, buffer))
 
 
-def sum_into_slices(
-    flat: torch.Tensor, bounds: Sequence[int], out: torch.Tensor, group: dist.ProcessGroup | None, op: str
-) -> Work:
+def sum_into_slices(flat: torch.Tensor, bounds: Sequence[int], out: torch.Tensor, group: dist.ProcessGroup | None, op: str) -> Work:
     """Reduce-scatter of ``flat[bounds[0]:bounds[-1]]`` into ``out``, which may be this rank's slice of it."""
     cut, me = flat[bounds[0] : bounds[-1]], rank(group)
     size = len(bounds) - 1

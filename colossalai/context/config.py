@@ -24,9 +24,7 @@ class Config(dict):
         try:
             return self[key]
         except KeyError:
-            raise AttributeError(
-                f"the config has no entry {key!r}; it has {', '.join(map(str, self)) or 'none'}"
-            ) from None
+            raise AttributeError(f"the config has no entry {key!r}; it has {', '.join(map(str, self)) or 'none'}") from None
 
     def __setattr__(self, key: str, value: Any) -> None:
         self._add_item(key, value)

@@ -20,7 +20,5 @@ class SingletonMeta(type):
             if cls not in SingletonMeta._instances:
                 SingletonMeta._instances[cls] = super().__call__(*args, **kwargs)
             elif args or kwargs:
-                raise ConfigError(
-                    f"{cls.__name__} exists already and takes no arguments any more: call {cls.__name__}() to get it"
-                )
+                raise ConfigError(f"{cls.__name__} exists already and takes no arguments any more: call {cls.__name__}() to get it")
             return SingletonMeta._instances[cls]

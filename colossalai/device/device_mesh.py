@@ -44,9 +44,7 @@ class DeviceMesh:
         if logical_mesh_id is not None:
             laid_out = [int(rank) for rank in logical_mesh_id.reshape(-1).tolist()]
             if sorted(laid_out) != sorted(ranks):
-                raise ConfigError(
-                    f"logical_mesh_id holds {laid_out}, and physical_mesh_id {ranks}: they must be the same"
-                )
+                raise ConfigError(f"logical_mesh_id holds {laid_out}, and physical_mesh_id {ranks}: they must be the same")
             ranks, shape = laid_out, tuple(logical_mesh_id.shape)
         else:
             shape = tuple(int(n) for n in mesh_shape)

@@ -25,9 +25,7 @@ _UNIT = 1024.0
 def check_loss_reduction(loss_reduction: str) -> None:
     """Raise unless ``loss_reduction`` is one of the two known ways."""
     if loss_reduction not in ("mean", "token"):
-        raise ConfigError(
-            f'loss_reduction={loss_reduction!r}: use "mean" (mean of the losses) or "token" (weighed by labels)'
-        )
+        raise ConfigError(f'loss_reduction={loss_reduction!r}: use "mean" (mean of the losses) or "token" (weighed by labels)')
 
 
 class TokenWeight:
@@ -39,7 +37,7 @@ class TokenWeight:
         self._shifted = name.endswith(("ForCausalLM", "LMHeadModel"))
         self._count: torch.Tensor | None = None
         self._total: torch.Tensor | None = None
-        self._calls = 0
+        self._calls = self._forwards = 0
         model.register_forward_pre_hook(self._read_labels, with_kwargs=True)
 
     def _read_labels(self, module: nn.Module, args, kwargs) -> None:
@@ -47,11 +45,10 @@ class TokenWeight:
         if labels is None or not torch.is_grad_enabled():
             return
         if kwargs.get("num_items_in_batch") is not None:
-            raise ConfigError(
-                'num_items_in_batch together with loss_reduction="token" would weigh twice: drop one of them'
-            )
+            raise ConfigError('num_items_in_batch together with loss_reduction="token" would weigh twice: drop one of them')
         used = labels[..., 1:] if self._shifted else labels
         self._count = (used != IGNORE_INDEX).sum()
+        self._forwards += 1
 
     def weigh(self, loss: torch.Tensor) -> torch.Tensor:
         """``loss`` times the labels it is a mean of."""
@@ -60,7 +57,12 @@ class TokenWeight:
                 'loss_reduction="token" needs a forward with labels= before each backward: pass labels= to the model, '
                 'or use loss_reduction="mean" with your own weights'
             )
-        weight, self._count = self._count / _UNIT, None
+        if self._forwards > 1:
+            raise ConfigError(
+                f'loss_reduction="token": {self._forwards} forwards with labels before one backward, whose labels should weigh? Call '
+                'backward after each, put those that are not trained on under torch.no_grad(), or use loss_reduction="mean"'
+            )
+        weight, self._count, self._forwards = self._count / _UNIT, None, 0
         self._total = weight if self._total is None else self._total + weight
         self._calls += 1
         return loss * weight.to(loss.dtype if loss.dtype.is_floating_point else torch.float32)

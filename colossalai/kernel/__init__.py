@@ -16,9 +16,7 @@ def _attach_extensions() -> None:
     if importlib.util.find_spec(name) is not None:
         return
     folder = Path(__file__).resolve().parents[2] / "extensions"
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
+    spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

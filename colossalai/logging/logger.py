@@ -95,16 +95,12 @@ class DistributedLogger:
         self._check_level(level)
         self._logger.setLevel(getattr(logging, level))
 
-    def log_to_file(
-        self, path: str | os.PathLike, mode: str = "a", level: str = "INFO", suffix: str | None = None
-    ) -> None:
+    def log_to_file(self, path: str | os.PathLike, mode: str = "a", level: str = "INFO", suffix: str | None = None) -> None:
         """Also write to ``path/rank_<rank>[_<suffix>].log``; the folder is created."""
         self._check_level(level)
         folder = Path(path)
         folder.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(
-            folder / f"rank_{_rank()}{f'_{suffix}' if suffix else ''}.log", mode, encoding="utf-8"
-        )
+        handler = logging.FileHandler(folder / f"rank_{_rank()}{f'_{suffix}' if suffix else ''}.log", mode, encoding="utf-8")
         handler.setLevel(getattr(logging, level))
         self._add_handler(handler)
 

@@ -21,8 +21,7 @@ MOVED_MODULES: dict[str, str] = {
     "colossalai.core": f"{_BOOSTER}; {_COORDINATOR}",
     "colossalai.engine": _BOOSTER,
     "colossalai.trainer": f"{_BOOSTER}: write the loop with booster.backward(loss, optimizer) and optimizer.step()",
-    "colossalai.builder": "build models, optimizers and datasets in plain torch and hand them to "
-    "colossalai.booster.Booster.boost",
+    "colossalai.builder": "build models, optimizers and datasets in plain torch and hand them to colossalai.booster.Booster.boost",
     "colossalai.registry": "registries went with the builder; hand objects to colossalai.booster.Booster.boost",
     "colossalai.communication": "use torch.distributed, or colossalai.shardformer.layer._operation",
     "colossalai.constants": f"{_COORDINATOR}",
@@ -74,8 +73,7 @@ MOVED_MODULES: dict[str, str] = {
     "colossalai.zero.legacy": _GEMINI,
     "colossalai.zero.shard_utils": _GEMINI,
     "colossalai.zero.sharded_model": _GEMINI,
-    "colossalai.zero.sharded_optim": "use colossalai.booster.plugin.LowLevelZeroPlugin, or "
-    "colossalai.zero.LowLevelZeroOptimizer",
+    "colossalai.zero.sharded_optim": "use colossalai.booster.plugin.LowLevelZeroPlugin, or colossalai.zero.LowLevelZeroOptimizer",
     "colossalai.zero.sharded_param": _GEMINI,
     "colossalai.auto_parallel": f"{_OUT}; colossalai.booster.plugin.HybridParallelPlugin takes the sizes from you",
     "colossalai.autochunk": f"{_OUT}; use activation checkpointing of torch.utils.checkpoint",
@@ -83,8 +81,7 @@ MOVED_MODULES: dict[str, str] = {
     "colossalai._analyzer": f"{_OUT}; use torch.fx",
     "colossalai.device.alpha_beta_profiler": "measuring links was part of auto-parallel; colossalai.device.device_mesh "
     "has DeviceMesh",
-    "colossalai.device.calc_pipeline_strategy": "it was part of auto-parallel; colossalai.device.device_mesh has "
-    "DeviceMesh",
+    "colossalai.device.calc_pipeline_strategy": "it was part of auto-parallel; colossalai.device.device_mesh has DeviceMesh",
 }
 """Removed module, or package with all that was in it -> what to use."""
 
@@ -107,9 +104,7 @@ MOVED_NAMES: dict[str, dict[str, str]] = {
         "moe_context": "use colossalai.booster.plugin.MoeHybridParallelPlugin",
         "MOE_CONTEXT": "use colossalai.booster.plugin.MoeHybridParallelPlugin",
     },
-    "colossalai.device": {
-        "AlphaBetaProfiler": "measuring links was part of auto-parallel, which is not in this library"
-    },
+    "colossalai.device": {"AlphaBetaProfiler": "measuring links was part of auto-parallel, which is not in this library"},
     "colossalai.initialize": {
         "initialize": f"{_BOOSTER}: call booster.boost(model, optimizer, criterion, dataloader, lr_scheduler)",
         "get_default_parser": "write the arguments with argparse; colossalai.launch_from_torch takes none of them",

@@ -115,9 +115,7 @@ def _has_children(fullname: str) -> bool:
 class PendingFinder(MetaPathFinder, Loader):
     """Serves the modules of the table that do not exist, and explains those that were removed."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not fullname.startswith(f"{_ROOT}."):
             return None
         if fullname in PENDING or _has_children(fullname):

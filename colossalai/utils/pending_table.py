@@ -27,8 +27,7 @@ _capability(
     {
         "booster.plugin": "GeminiPlugin",
         "booster.plugin.gemini_plugin": "GeminiPlugin GeminiCheckpointIO",
-        "zero": "GeminiDDP GeminiOptimizer GeminiAdamOptimizer get_static_torch_model zero_model_wrapper "
-        "zero_optim_wrapper",
+        "zero": "GeminiDDP GeminiOptimizer GeminiAdamOptimizer get_static_torch_model zero_model_wrapper zero_optim_wrapper",
         "zero.gemini": "GeminiDDP GeminiOptimizer GeminiAdamOptimizer GeminiManager ChunkManager TensorInfo "
         "TensorState search_chunk_configuration get_static_torch_model",
         "zero.gemini.chunk": "Chunk ChunkManager TensorInfo TensorState init_chunk_manager search_chunk_configuration "
@@ -85,8 +84,7 @@ _capability(
         "pipeline.p2p": "PipelineP2PCommunication create_send_metadata",
         "pipeline.stage_manager": "PipelineStageManager",
         "pipeline.weight_grad_store": "WeightGradStore",
-        "pipeline.schedule": "PipelineSchedule OneForwardOneBackwardSchedule InterleavedSchedule "
-        "ZeroBubbleVPipeScheduler",
+        "pipeline.schedule": "PipelineSchedule OneForwardOneBackwardSchedule InterleavedSchedule ZeroBubbleVPipeScheduler",
         "pipeline.schedule.base": "PipelineSchedule",
         "pipeline.schedule.one_f_one_b": "OneForwardOneBackwardSchedule",
         "pipeline.schedule.interleaved_pp": "InterleavedSchedule",
@@ -109,8 +107,7 @@ _capability(
     {
         "shardformer": "ShardConfig ShardFormer ModelSharder GradientCheckpointConfig PipelineGradientCheckpointConfig",
         "shardformer._utils": "getattr_",
-        "shardformer.shard": "ShardConfig ShardFormer ModelSharder GradientCheckpointConfig "
-        "PipelineGradientCheckpointConfig",
+        "shardformer.shard": "ShardConfig ShardFormer ModelSharder GradientCheckpointConfig PipelineGradientCheckpointConfig",
         "shardformer.shard.shard_config": "ShardConfig",
         "shardformer.shard.sharder": "ModelSharder",
         "shardformer.shard.shardformer": "ShardFormer",
@@ -240,8 +237,7 @@ _capability(
         "kernel.kernel_loader": "LayerNormLoader MoeLoader FusedOptimizerLoader InferenceOpsLoader "
         "ScaledMaskedSoftmaxLoader ScaledUpperTriangleMaskedSoftmaxLoader FlashAttentionLoader FlashAttentionDaoLoader "
         "FlashAttentionWithCustomMaskLoader FlashAttentionForFloatAndCustomMaskLoader",
-        "kernel.jit": "bias_dropout_add_fused_train bias_dropout_add_fused_inference bias_gelu_impl "
-        "set_jit_fusion_options",
+        "kernel.jit": "bias_dropout_add_fused_train bias_dropout_add_fused_inference bias_gelu_impl set_jit_fusion_options",
         "kernel.triton": "context_attention_unpadded flash_decoding_attention copy_k_to_blocked_cache "
         "copy_kv_to_blocked_cache softmax rms_layernorm rotary_embedding fused_rotary_embedding "
         "decoding_fused_rotary_embedding get_xine_cache",

@@ -110,9 +110,7 @@ class SafetensorsFile:
         CheckpointError: from :meth:`put` and :meth:`close`, for a tensor that was not announced, or is missing.
     """
 
-    def __init__(
-        self, path: PathLike, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, path: PathLike, specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None) -> None:
         self.path = Path(path)
         self._specs = dict(specs)
         self._missing = set(specs)

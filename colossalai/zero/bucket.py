@@ -211,9 +211,7 @@ class FlatBucket:
                 )
 
 
-def make_buckets(
-    slots: list[Slot], group, bucket_elements: int, owners: dict[int, int] | None = None
-) -> list[FlatBucket]:
+def make_buckets(slots: list[Slot], group, bucket_elements: int, owners: dict[int, int] | None = None) -> list[FlatBucket]:
     """Pack parameters of equal dtype and device, last ones first, since backward meets them in that order.
 
     A bucket is closed before it would grow over ``bucket_elements``, or an eighth of the model; a larger parameter gets one of

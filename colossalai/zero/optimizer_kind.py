@@ -60,13 +60,9 @@ def optimizer_kind(optim: Optimizer) -> OptimizerKind:
     cls = type(optim)
     for refused, reason in REFUSED.items():
         if isinstance(optim, refused):
-            raise ConfigError(
-                f"optimizer {cls.__name__} cannot be sharded: {reason}. Use TorchDDPPlugin or another optimizer"
-            )
+            raise ConfigError(f"optimizer {cls.__name__} cannot be sharded: {reason}. Use TorchDDPPlugin or another optimizer")
     if closure_driven(cls):
-        raise ConfigError(
-            f"optimizer {cls.__name__} needs a closure in step(), which ZeRO cannot run: use TorchDDPPlugin"
-        )
+        raise ConfigError(f"optimizer {cls.__name__} needs a closure in step(), which ZeRO cannot run: use TorchDDPPlugin")
     if hasattr(optim, "segment_norms"):
         return OptimizerKind.SEGMENT_NORMS
     if cls in WHOLE:
@@ -139,9 +135,7 @@ def check_runs_on(optim: Optimizer, cut: Callable[[Tensor], Tensor], join: Calla
             return
     except Exception as error:
         reason = f"cannot step sharded tensors ({str(error).splitlines()[0][:120]})"
-    raise ConfigError(
-        f"optimizer {name} {reason}: use LowLevelZeroPlugin, which keeps its tensors whole, or another optimizer"
-    )
+    raise ConfigError(f"optimizer {name} {reason}: use LowLevelZeroPlugin, which keeps its tensors whole, or another optimizer")
 
 
 def _toy() -> tuple[list[Tensor], list[list[Tensor]]]:

@@ -77,9 +77,7 @@ def test_c28_defaults():
 
 @pytest.mark.parametrize("stop", range(0, 40, 3))
 def test_a_resumed_scaler_goes_on_as_the_first_would(stop):
-    overflows = [random.Random(1).random() < 0.4 for _ in range(1)] + [
-        random.Random(i).random() < 0.3 for i in range(60)
-    ]
+    overflows = [random.Random(1).random() < 0.4 for _ in range(1)] + [random.Random(i).random() < 0.3 for i in range(60)]
     whole = DynamicGradScaler(2.0**10, growth_interval=4, hysteresis=3, min_scale=1, max_scale=2.0**11)
     first = DynamicGradScaler(2.0**10, growth_interval=4, hysteresis=3, min_scale=1, max_scale=2.0**11)
     want = trace(whole, overflows)
@@ -95,9 +93,7 @@ def test_a_resumed_scaler_goes_on_as_the_first_would(stop):
 
 def test_loads_upstreams_state():
     scaler = DynamicGradScaler()
-    scaler.load_state_dict(
-        {"scale": torch.tensor([128.0]), "growth_factor": 4, "backoff_factor": 0.25, "hysteresis": 1}
-    )
+    scaler.load_state_dict({"scale": torch.tensor([128.0]), "growth_factor": 4, "backoff_factor": 0.25, "hysteresis": 1})
     assert scaler.value == 128.0 and trace(scaler, [1]) == [32.0]
     assert {"scale", "growth_factor", "backoff_factor", "hysteresis"} <= set(scaler.state_dict())
     with pytest.raises(ValueError, match="needs 'scale'"):

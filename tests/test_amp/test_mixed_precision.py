@@ -73,9 +73,7 @@ def test_equals_fp32_masters_by_hand(precision, name, max_norm, accumulate):
     dtype = DTYPES[precision]
     reference, masters, norms = by_hand(precision, OPTIMIZERS[name], 4, max_norm, accumulate)
     model = mlp(dtype)
-    optim = MixedPrecisionOptimizer(
-        OPTIMIZERS[name](model.parameters()), precision, initial_scale=2.0**10, max_norm=max_norm
-    )
+    optim = MixedPrecisionOptimizer(OPTIMIZERS[name](model.parameters()), precision, initial_scale=2.0**10, max_norm=max_norm)
     assert optim.get_grad_norm() is None
     for step in range(4):
         for k in range(accumulate):
@@ -322,9 +320,7 @@ def test_c28_both_ranks_skip_the_same_steps(workers):
 def test_c28_endless_overflow_is_an_error_that_names_rank_and_parameter(workers):
     first, second = workers(2).run(fp16_run, poisoned=list(range(5, 200)), steps=200)
     for _trace, error, _ in (first, second):
-        assert (
-            f"{MAX_SKIPPED_AT_FLOOR} steps in a row" in error and "last on rank 1" in error and "min_scale=1" in error
-        )
+        assert f"{MAX_SKIPPED_AT_FLOOR} steps in a row" in error and "last on rank 1" in error and "min_scale=1" in error
     assert "here (rank 1) in 0.weight, shape (16, 6)" in second[1]
     assert "in no parameter of this rank" in first[1]
     assert len(first[0]) == len(second[0]) < 5 + 2 + 16 + MAX_SKIPPED_AT_FLOOR

@@ -5,6 +5,8 @@ from itertools import product
 import pytest
 import torch
 
+from colossalai.booster import Booster
+from colossalai.booster.plugin import LowLevelZeroPlugin
 from colossalai.testing import TINY_MODELS, reference_run, worst_error
 from tests.harness import CaseFailure, run_cases, run_workers
 from tests.harness.training import (
@@ -160,3 +162,19 @@ def misuse(rank, world_size, plugin):
 def test_token_weights_need_labels(plugin):
     for said in run_workers(2, misuse, plugin=plugin):
         assert len(said) == 2 and "labels" in said[0] and "num_items_in_batch" in said[1]
+
+
+def two_forwards(rank, world_size):
+    torch.manual_seed(0)
+    model = TINY_MODELS["LLA"].build()
+    booster = Booster(plugin=LowLevelZeroPlugin(stage=1, precision="fp32", loss_reduction="token"))
+    model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    ids = torch.randint(0, 101, (2, 8))
+    losses = [model(input_ids=ids, labels=ids).loss for _ in range(2)]
+    optimizer.zero_grad()  # between forward and backward, as many loops have it: forgets no count
+    with pytest.raises(AssertionError, match="2 forwards with labels before one backward"):
+        booster.backward(sum(losses), optimizer)
+
+
+def test_two_forwards_before_one_backward_are_refused():
+    run_workers(2, two_forwards)

@@ -67,8 +67,6 @@ def test_only_numbered_shards_of_the_same_name_are_cleaned(tmp_path):
     clean_folder(tmp_path, "model.safetensors", ["model-00001.safetensors"])
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
     stage = "pytorch_model-stage-00001-shard-00001.bin"
-    touch(
-        tmp_path, stage, "pytorch_model-stage-00002-shard-00003.bin", "pytorch_model-stage-00001-00002-shard-00001.bin"
-    )
+    touch(tmp_path, stage, "pytorch_model-stage-00002-shard-00003.bin", "pytorch_model-stage-00001-00002-shard-00001.bin")
     clean_folder(tmp_path, "pytorch_model-stage-00001.bin", [stage], use_pp_format=True)
     assert [path.name for path in tmp_path.glob("pytorch_model*")] == [stage]

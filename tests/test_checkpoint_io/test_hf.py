@@ -21,9 +21,7 @@ def deepseek():
     sizes = dict(vocab_size=101, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
     moe = dict(moe_intermediate_size=16, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1)
     heads = dict(kv_lora_rank=8, q_lora_rank=8, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8)
-    return DeepseekV3ForCausalLM(
-        DeepseekV3Config(**sizes, **moe, **heads, num_key_value_heads=4, first_k_dense_replace=1)
-    )
+    return DeepseekV3ForCausalLM(DeepseekV3Config(**sizes, **moe, **heads, num_key_value_heads=4, first_k_dense_replace=1))
 
 
 def dinov2():
@@ -92,11 +90,7 @@ def test_an_incomplete_set_of_experts_is_refused(tmp_path):
 def test_checkpoints_of_the_base_model_and_of_older_versions(tmp_path):
     """GPT-2 on the hub has no prefix, and buffers that are no more."""
     io, model = GeneralCheckpointIO(), TINY_MODELS["GPT"].build()
-    old = {
-        name.removeprefix("transformer."): value
-        for name, value in model.state_dict().items()
-        if name != "lm_head.weight"
-    }
+    old = {name.removeprefix("transformer."): value for name, value in model.state_dict().items() if name != "lm_head.weight"}
     old["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
     torch.save(old, tmp_path / "x.pt")
     other = zeroed(TINY_MODELS["GPT"].build)
@@ -121,8 +115,6 @@ def test_which_name_of_a_tied_tensor_stays():
 
 def test_any_other_module_keeps_its_names():
     specs = {name: TensorSpec.of(value) for name, value in nn.Linear(2, 3).state_dict().items()}
-    assert [(step.inputs, step.outputs) for step in saving_steps(None, specs)] == [
-        ((n,), {n: s}) for n, s in specs.items()
-    ]
+    assert [(step.inputs, step.outputs) for step in saving_steps(None, specs)] == [((n,), {n: s}) for n, s in specs.items()]
     plan = loading_steps(None, {"weight": specs["weight"], "more": specs["bias"]}, specs)
     assert (plan.missing, plan.unexpected) == (["bias"], ["more"])

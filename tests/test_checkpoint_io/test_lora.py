@@ -60,9 +60,7 @@ def test_adapters_and_base_are_read_by_peft_and_transformers(plugin, tmp_path):
         folder = tmp_path / f"adapter{safe}"
         assert {"adapter_config.json", weights} <= set(os.listdir(folder))
         model = peft.PeftModel.from_pretrained(TINY_MODELS["LLA"].build(), folder)
-        loaded = {
-            name: value for name, value in model.named_parameters() if ".lora_" in name or ".modules_to_save." in name
-        }
+        loaded = {name: value for name, value in model.named_parameters() if ".lora_" in name or ".modules_to_save." in name}
         assert len(loaded) == 17
         assert all(torch.equal(value, trained[name]) for name, value in loaded.items())
 

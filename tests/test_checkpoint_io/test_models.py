@@ -27,9 +27,7 @@ def keys_on_disk(folder):
         found |= load_file(file) if file.endswith("safetensors") else torch.load(file, weights_only=True)
     assert set(found) == set(index.weight_map)
     assert all(index.get_checkpoint_file(key) == str(folder / index.weight_map[key]) for key in found)
-    size = sum(
-        t.numel() * t.element_size() for key, t in found.items() if key != "lm_head.weight" or not is_tied(found)
-    )
+    size = sum(t.numel() * t.element_size() for key, t in found.items() if key != "lm_head.weight" or not is_tied(found))
     assert index.metadata["total_size"] == pytest.approx(size / 2**20)
     assert all(tensor.numel() > 0 for tensor in found.values())
     return found
@@ -189,9 +187,7 @@ def test_stale_shards_are_removed_and_another_format_is_put_aside(io, tmp_path):
     model = nn.Sequential(*[nn.Linear(512, 512, bias=False) for _ in range(3)])
     io.save_model(model, tmp_path, shard=True, size_per_shard=1, use_safetensors=True)
     io.save_model(model, tmp_path, shard=True, size_per_shard=2, use_safetensors=True)
-    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [
-        f"model-0000{n}.safetensors" for n in (1, 2)
-    ]
+    assert sorted(path.name for path in tmp_path.glob("*.safetensors")) == [f"model-0000{n}.safetensors" for n in (1, 2)]
     save_file({}, tmp_path / "model.safetensors")  # Hugging Face would read this rather than the shards
     io.save_model(model, tmp_path, shard=True, use_safetensors=True)
     assert (tmp_path / "model.safetensors.old").is_file() and not (tmp_path / "model.safetensors").exists()

@@ -190,9 +190,7 @@ def test_checkpoints_of_colossalai_load(plugin, tmp_path):
         optimizer.zero_grad()
     wanted = {name: p.detach() for name, p in model.named_parameters()}
     for name in ("optimizer", "optimizer.pt", "optimizer/pytorch_optim.bin.index.json"):
-        for found in run_workers(
-            2, go_on, plugin=plugin, folder=str(tmp_path), name=name, low_cpu_mem_mode=False, num_threads=2
-        ):
+        for found in run_workers(2, go_on, plugin=plugin, folder=str(tmp_path), name=name, low_cpu_mem_mode=False, num_threads=2):
             check_close(name, found, wanted, 1e-5)
 
 

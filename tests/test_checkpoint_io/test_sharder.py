@@ -41,7 +41,5 @@ def test_shards_of_a_state_dict_and_of_optimizer_states():
     pinned: dict = {}
     copies = list(shard_model_checkpoint(state, 2, pinned))
     assert copies[0][0]["a"] is pinned["a"] and pinned["a"].data_ptr() != state["a"].data_ptr()
-    states = {
-        "state": {0: {"exp_avg": torch.zeros(MIB), "step": torch.tensor(1.0)}, 1: {"exp_avg": torch.zeros(2 * MIB)}}
-    }
+    states = {"state": {0: {"exp_avg": torch.zeros(MIB), "step": torch.tensor(1.0)}, 1: {"exp_avg": torch.zeros(2 * MIB)}}}
     assert [list(shard) for shard, _ in shard_optimizer_checkpoint(states, 2)] == [[0], [1]]

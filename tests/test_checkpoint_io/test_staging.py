@@ -81,15 +81,11 @@ def test_killed_at_every_rename(tmp_path, moves):
     if moves == 0:  # the journal did not appear: nothing happened
         assert code == 9 and contents(tmp_path) == {"1"}
         begin(tmp_path, 3).discard()
-        assert names(tmp_path) == ["m-0.bin", "m-1.bin", "m-9.bin", "m.index.json"], (
-            "the dead process's files are swept"
-        )
+        assert names(tmp_path) == ["m-0.bin", "m-1.bin", "m-9.bin", "m.index.json"], "the dead process's files are swept"
         return
     assert code == (0 if moves == 5 else 9)
     if moves < 5:
-        assert not (tmp_path / "m.index.json").exists(), (
-            "a reader without the journal finds nothing rather than a mixture"
-        )
+        assert not (tmp_path / "m.index.json").exists(), "a reader without the journal finds nothing rather than a mixture"
     assert contents(tmp_path) == {"2"}
     assert names(tmp_path) == ["m-0.bin", "m-1.bin", "m-2.bin", "m.index.json"]
 

@@ -73,9 +73,7 @@ def groups_of_a_mesh(rank, world_size):
         "sums": sums,
         "cached": mesh.get_group_along_axis(1) is rows and mesh.get_group_along_axis(-1) is rows,
         "single": None if first_row_only is None else mesh.get_ranks_in_group(first_row_only),
-        "limits": {
-            group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in (rows, everybody)
-        },
+        "limits": {group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in (rows, everybody)},
         "left": mesh.destroy_mesh_process_groups(),
     }
 

@@ -13,9 +13,7 @@ def make(rank: int, shape, dtype: torch.dtype = torch.float32, seed: int = 0) ->
         wide = torch.complex64 if dtype.is_complex else torch.float64
         return torch.randn(shape, generator=generator, dtype=wide).to(dtype)
     high = 2 if dtype == torch.bool else 20
-    return torch.randint(
-        0, high, tuple(shape) if isinstance(shape, (tuple, list)) else (shape,), generator=generator
-    ).to(dtype)
+    return torch.randint(0, high, tuple(shape) if isinstance(shape, (tuple, list)) else (shape,), generator=generator).to(dtype)
 
 
 def stack(world_size: int, shape, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

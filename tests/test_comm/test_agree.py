@@ -39,8 +39,7 @@ def test_c11_an_argument_that_differs_is_named_on_all_ranks(workers, world_size)
     for (text, seconds), again, total in workers(world_size).run(plugin_arguments):
         others = "rank 1" if world_size == 2 else "ranks 1, 2"
         assert text == (
-            "agreement 'booster' in world: ranks disagree. "
-            f"tp_size is 1 on rank 0, but 2 on {others}. Give all ranks the same."
+            f"agreement 'booster' in world: ranks disagree. tp_size is 1 on rank 0, but 2 on {others}. Give all ranks the same."
         )
         assert seconds < 10 and again[0] == "" and total == world_size
 
@@ -122,9 +121,7 @@ def subgroups(rank, world_size):
 def test_groups_agree_apart(workers):
     zero, one, two = workers(3).run(subgroups)
     even = "agreement 'mesh' in even: ranks disagree. rank is 0 on rank 0, but 1 on rank 2. Give all ranks the same."
-    other = (
-        "agreement 'mesh' in ranks 1, 2: ranks disagree. rank is 0 on rank 1, but 1 on rank 2. Give all ranks the same."
-    )
+    other = "agreement 'mesh' in ranks 1, 2: ranks disagree. rank is 0 on rank 1, but 1 on rank 2. Give all ranks the same."
     assert zero == ["", even] and one == ["", other] and two == ["", even, "", other]
 
 

@@ -184,9 +184,7 @@ def reduce_in_buckets(rank, world_size):
                 step = -(-part.numel() // world_size)
                 bounds = [min(index * step, part.numel()) for index in range(world_size + 1)]
                 out = part[bounds[rank] : bounds[rank + 1]]
-                works.append(
-                    (low, part, bounds, comm.reduce_scatter(part, bounds, op="mean", out=out, async_op=True)[1])
-                )
+                works.append((low, part, bounds, comm.reduce_scatter(part, bounds, op="mean", out=out, async_op=True)[1]))
             for *_, work in reversed(works):
                 work.wait()
             for low, part, bounds, _ in works:

@@ -81,9 +81,7 @@ def observe_everything(rank, world_size):
     ledger, seen = both(comm.all_to_all_uneven, torch.ones(3 * n, 2), [3] * n, [3] * n)
     assert ledger.bytes() == seen.bytes["all_to_all_single"] and ledger.wire_bytes() == ledger.bytes() - seen.left_here
     ledger, seen = both(comm.send_recv, [(flat, (rank + 1) % n)], [(flat.clone(), (rank - 1) % n)])
-    assert (
-        ledger.bytes("send") == ledger.bytes("recv") == seen.bytes["batch_isend_irecv"] == ledger.wire_bytes() == nbytes
-    )
+    assert ledger.bytes("send") == ledger.bytes("recv") == seen.bytes["batch_isend_irecv"] == ledger.wire_bytes() == nbytes
     sizes = [10 * (index + 1) for index in range(n)]
     ledger, seen = both(comm.gather_pieces, torch.ones(sizes[rank]), sizes, 0)
     assert ledger.bytes() == 4 * sum(sizes) and ledger.wire_bytes() == seen.bytes["batch_isend_irecv"]
@@ -109,10 +107,7 @@ def queries(rank, world_size):
     assert outer.calls() == 2 + len(expected) and outer.calls("broadcast", [0, 1, 2]) == 1
     if rank != 1:
         assert inner.bytes() == 40 and inner.elements("all_reduce", group) == 4
-        assert (
-            outer.bytes("all_reduce") == 64
-            and outer.bytes("all_reduce", "pair") == outer.bytes("all_reduce", (0, 2)) == 32
-        )
+        assert outer.bytes("all_reduce") == 64 and outer.bytes("all_reduce", "pair") == outer.bytes("all_reduce", (0, 2)) == 32
         assert outer.bytes(group="world") == 40
     return outer.table()
 

@@ -63,9 +63,7 @@ def uneven_everything(rank, world_size):
             parts = [part.split(rows[src])[rank].contiguous().view(torch.uint8) for src, part in enumerate(source)]
             assert same(taken.view(torch.uint8), torch.cat(parts)), (dtype, inner)
     # Everything to rank 0, and nothing at all.
-    taken = comm.all_to_all_uneven(
-        make(rank, (4, 2)), [4] + [0] * (world_size - 1), [4 if rank == 0 else 0] * world_size
-    )
+    taken = comm.all_to_all_uneven(make(rank, (4, 2)), [4] + [0] * (world_size - 1), [4 if rank == 0 else 0] * world_size)
     assert taken.shape == ((4 * world_size, 2) if rank == 0 else (0, 2))
     zeros = [0] * world_size
     assert comm.all_to_all_uneven(torch.empty(0, 2), zeros, zeros).shape == (0, 2)

@@ -93,10 +93,7 @@ def test_import_sets_one_variable_and_only_if_it_is_not_set():
     bare = {k: v for k, v in os.environ.items() if k != "CUDA_DEVICE_MAX_CONNECTIONS"} | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True, timeout=100)
     assert done.stdout.strip() == "{'CUDA_DEVICE_MAX_CONNECTIONS': '1'}", done.stderr
-    assert (
-        run("import colossalai, os; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])", CUDA_DEVICE_MAX_CONNECTIONS="8")
-        == "8\n"
-    )
+    assert run("import colossalai, os; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])", CUDA_DEVICE_MAX_CONNECTIONS="8") == "8\n"
 
 
 def test_c6_imports_and_trains_where_unix_is_missing():

@@ -75,13 +75,9 @@ def test_c1_installs_beside_the_users_torch_and_trains(kind, python, request, so
     *versions, native, script, file = train_in(python, tmp_path)
     assert versions == [VERSION] * 3 and (native, script) == ("True", "True")
     assert file.startswith(str(source if kind == "editable" else python.site))
-    torch_there = python.run(
-        "-c", "import torch; print(torch.__version__, torch.__file__)", cwd=tmp_path
-    ).stdout.split()
+    torch_there = python.run("-c", "import torch; print(torch.__version__, torch.__file__)", cwd=tmp_path).stdout.split()
     assert torch_there == [torch.__version__, torch.__file__]
-    conflicts = subprocess.run(
-        [sys.executable, "-m", "pip", "--python", str(python.exe), "check"], capture_output=True, text=True
-    )
+    conflicts = subprocess.run([sys.executable, "-m", "pip", "--python", str(python.exe), "check"], capture_output=True, text=True)
     assert "colossalai" not in conflicts.stdout + conflicts.stderr
 
 

@@ -115,7 +115,5 @@ def test_pip_itself_builds_the_same_wheel(source, tmp_path):
     from .conftest import Python
 
     here = Python(Path(sys.executable), Path())
-    here.run(
-        "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path / "out"), cwd=source
-    )
+    here.run("-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path / "out"), cwd=source)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [f"colossalai-{VERSION}-py3-none-any.whl"]

@@ -12,9 +12,7 @@ from colossalai.kernel import extensions
 
 pytestmark = pytest.mark.fast
 
-SKYLAKE = (
-    "processor\t: 0\nflags\t\t: fpu sse2 avx2 fma avx512f\n\nprocessor\t: 1\nflags\t\t: fpu sse2 avx2 fma avx512f\n"
-)
+SKYLAKE = "processor\t: 0\nflags\t\t: fpu sse2 avx2 fma avx512f\n\nprocessor\t: 1\nflags\t\t: fpu sse2 avx2 fma avx512f\n"
 HASWELL = "processor\t: 0\nflags\t\t: fpu sse2 avx2 fma\n"
 GRAVITON = "processor\t: 0\nFeatures\t: fp asimd sve\n"
 

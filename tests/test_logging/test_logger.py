@@ -80,8 +80,7 @@ def log_where(rank, world_size, folder):
 def test_ranks_of_a_world(workers, tmp_path):
     workers(2).run(log_where, folder=str(tmp_path))
     messages = [
-        [line.rsplit(": ")[-1] for line in (tmp_path / f"rank_{rank}.log").read_text().splitlines()[1::2]]
-        for rank in (0, 1)
+        [line.rsplit(": ")[-1] for line in (tmp_path / f"rank_{rank}.log").read_text().splitlines()[1::2]] for rank in (0, 1)
     ]
     assert messages == [["all"], ["all", "last"]]
 
@@ -111,9 +110,7 @@ def test_disable_existing_loggers():
     names = ("noisy", "other", "colossalai")
     loggers = {name: logging.getLogger(name) for name in names}
     get_dist_logger().set_level("INFO")
-    before = {
-        name: logger.level for name, logger in logging.root.manager.loggerDict.items() if hasattr(logger, "level")
-    }
+    before = {name: logger.level for name, logger in logging.root.manager.loggerDict.items() if hasattr(logger, "level")}
     try:
         loggers["noisy"].setLevel(logging.DEBUG), loggers["other"].setLevel(logging.DEBUG)
         disable_existing_loggers(include=["noisy"])

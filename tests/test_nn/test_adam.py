@@ -25,9 +25,7 @@ def trained(optimizer, params, steps=6, missing=(), **grads):
     return params
 
 
-def formula(
-    steps=6, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=True, bias=True, quantum=None, scale=1.0
-):
+def formula(steps=6, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, decoupled=True, bias=True, quantum=None, scale=1.0):
     """The same run in float64, from the formula; gradients first rounded to ``quantum``, then divided by ``scale``."""
     params = [p.detach().double() for p in parameters()]
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in params]
@@ -82,9 +80,7 @@ def test_equals_the_formula_with_narrow_gradients_and_div_scale(cls, bias, decou
         before = [p.grad.clone() for p in params]
         optim.step() if div_scale is None else optim.step(div_scale=div_scale)
         assert all(torch.equal(p.grad, b) for p, b in zip(params, before, strict=True)), "gradients are the user's"
-    want = formula(
-        lr=1e-2, weight_decay=0.1, decoupled=decoupled, bias=bias, quantum=grad_dtype, scale=div_scale or 1.0
-    )
+    want = formula(lr=1e-2, weight_decay=0.1, decoupled=decoupled, bias=bias, quantum=grad_dtype, scale=div_scale or 1.0)
     assert worst(params, want) < 1e-6
 
 
@@ -167,9 +163,7 @@ def test_closure_and_zero_grad():
     assert torch.equal(params[0].grad, torch.zeros(3))
 
 
-@pytest.mark.parametrize(
-    "save, load", [(torch.optim.AdamW, HybridAdam), (FusedAdam, HybridAdam), (HybridAdam, FusedAdam)]
-)
+@pytest.mark.parametrize("save, load", [(torch.optim.AdamW, HybridAdam), (FusedAdam, HybridAdam), (HybridAdam, FusedAdam)])
 def test_state_moves_between_adams(save, load):
     params = parameters()
     source = save(params, lr=1e-2, weight_decay=0.1)
@@ -193,9 +187,7 @@ def test_resume_is_bitwise_and_a_row_major_state_is_put_in_the_parameters_order(
     twins = [nn.Parameter(p.detach().clone()) for p in params]
     other = HybridAdam(twins, lr=1e-2)
     state = copy.deepcopy(optim.state_dict())
-    state["state"] = {
-        i: {k: v.contiguous() if torch.is_tensor(v) else v for k, v in s.items()} for i, s in state["state"].items()
-    }
+    state["state"] = {i: {k: v.contiguous() if torch.is_tensor(v) else v for k, v in s.items()} for i, s in state["state"].items()}
     other.load_state_dict(state)
     for o, ps in ((optim, params), (other, twins)):
         give(ps, 9)

@@ -71,9 +71,7 @@ def batch(request, monkeypatch):
 
 @pytest.mark.parametrize("layout", ["rows", "channels_last", "strided"])
 @pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(
-    "decay, bias, adam", [(0, False, False), (0.1, False, False), (0.1, True, False), (0.1, True, True)]
-)
+@pytest.mark.parametrize("decay, bias, adam", [(0, False, False), (0.1, False, False), (0.1, True, False), (0.1, True, True)])
 def test_lamb(layout, grad_dtype, decay, bias, adam, batch):
     params = parameters(layout=layout)
     optim = Lamb(params, lr=1e-2, betas=(0.8, 0.95), weight_decay=decay, bias_correction=bias, adam=adam)
@@ -111,9 +109,7 @@ def test_fused_lamb(max_norm, decay, nvlamb, decoupled, averaging, bias, batch):
 
 @pytest.mark.parametrize("momentum", [0, 0.9])
 @pytest.mark.parametrize("decay", [0, 0.1])
-@pytest.mark.parametrize(
-    "scale, eeta", [(1.0, 1e-3), (20.0, 1.0), (1e-3, 1.0)], ids=["plain", "clamped grads", "clamped ratio"]
-)
+@pytest.mark.parametrize("scale, eeta", [(1.0, 1e-3), (20.0, 1.0), (1e-3, 1.0)], ids=["plain", "clamped grads", "clamped ratio"])
 def test_lars(momentum, decay, scale, eeta, batch):
     params = parameters()
     optim = Lars(params, lr=0.1, momentum=momentum, eeta=eeta, weight_decay=decay, epsilon=1e-3 if scale > 1 else 0.0)
@@ -126,9 +122,7 @@ def test_lars(momentum, decay, scale, eeta, batch):
 
 def test_lars_group_without_adaptation():
     params = parameters()
-    optim = Lars(
-        [{"params": params[:2]}, {"params": params[2:], "lars": False}], lr=0.1, momentum=0.9, weight_decay=0.1
-    )
+    optim = Lars([{"params": params[:2]}, {"params": params[2:], "lars": False}], lr=0.1, momentum=0.9, weight_decay=0.1)
     places = {id(p): i for i, p in enumerate(params)}
     truth = [p.detach().double() for p in params]
     states = [{} for _ in params]

@@ -202,9 +202,7 @@ def test_equals_torch(name):
     torch.testing.assert_close(torch.tensor(found), torch.tensor(want), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"pct_start": 0.5, "anneal_strategy": "linear"}, {"cycle_momentum": False}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"pct_start": 0.5, "anneal_strategy": "linear"}, {"cycle_momentum": False}], ids=str)
 @pytest.mark.parametrize("cls, extra", [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {})])
 def test_one_cycle_equals_torch_momentum_included(options, cls, extra):
     mine, theirs = optimizer(cls=cls, **extra), optimizer(cls=cls, **extra)
@@ -383,9 +381,7 @@ def test_arguments_are_checked(make, error, words):
         make(optimizer(momentum=0.9))
 
 
-@pytest.mark.parametrize(
-    "name", ["CosineAnnealingLR", "FlatAnnealingLR", "LinearWarmupLR", "OneCycleLR", "PolynomialWarmupLR"]
-)
+@pytest.mark.parametrize("name", ["CosineAnnealingLR", "FlatAnnealingLR", "LinearWarmupLR", "OneCycleLR", "PolynomialWarmupLR"])
 def test_keywords_without_use_are_told(name):
     with pytest.warns(UserWarning, match=f"{name} has no use for verbose"):
         getattr(ours, name)(optimizer(momentum=0.9), 9, verbose=True)

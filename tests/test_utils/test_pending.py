@@ -48,9 +48,7 @@ def test_no_row_shadows_something_that_exists():
             assert not set(names) & set(real), f"{module}: {set(names) & set(real)} are built; delete their rows"
             assert "__getattr__" in real or not names, f"{module} needs __getattr__ = pending_names(__name__)"
     for module in MOVED_MODULES:
-        assert module == "colossalai.legacy" or not on_disk(module), (
-            module
-        )  # which holds aliases, and hints for the rest
+        assert module == "colossalai.legacy" or not on_disk(module), module  # which holds aliases, and hints for the rest
         assert module not in PENDING, module
     for module, names in MOVED_NAMES.items():
         assert not set(names) & set(vars(importlib.import_module(module))), module

@@ -134,7 +134,5 @@ def test_values_with_tensors_and_values_that_would_run_code(capsys):
     assert str(ours.decode_value(ours.encode_value(value))) == str(value)
     for data in (pickle.dumps(Payload()), b"", b"rubbish"):
         with pytest.raises(CheckpointError):
-            ours.decode_value(
-                torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-            )
+            ours.decode_value(torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8))
     assert "was run" not in capsys.readouterr().out

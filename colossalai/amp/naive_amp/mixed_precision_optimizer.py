@@ -30,11 +30,7 @@ class NaiveFP16MixedPrecisionMixin(FP16MixedPrecisionMixin):
         return ~torch.isfinite(self._optimizer.local_square())
 
     def overflow_sources(self) -> list[str]:
-        return [
-            name
-            for name, p in self._optimizer.named_working()
-            if p.grad is not None and not bool(p.grad.isfinite().all())
-        ]
+        return [name for name, p in self._optimizer.named_working() if p.grad is not None and not bool(p.grad.isfinite().all())]
 
 
 class MixedPrecisionOptimizer(OptimizerWrapper):
@@ -155,9 +151,7 @@ class MixedPrecisionOptimizer(OptimizerWrapper):
         return self.mixed_precision.pre_backward(loss)
 
     def unscale_grad(self) -> None:
-        raise ConfigError(
-            "16-bit gradients stay scaled, as they would vanish: read them with get_param_grad, step() unscales"
-        )
+        raise ConfigError("16-bit gradients stay scaled, as they would vanish: read them with get_param_grad, step() unscales")
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of working parameters and masters."""
@@ -274,12 +268,8 @@ class MixedPrecisionOptimizer(OptimizerWrapper):
         self._finish_window()
         pairs = self._gradients()
         norm = self._compute_grad_norm(pairs, norm_type) / self.mixed_precision.get_grad_div_scale()
-        if error_if_nonfinite and not comm.read_scalar(
-            torch.isfinite(norm), default=True, what="gradient norm is finite"
-        ):
-            raise RuntimeError(
-                "the gradient norm is not finite, so it cannot be clipped: pass error_if_nonfinite=False"
-            )
+        if error_if_nonfinite and not comm.read_scalar(torch.isfinite(norm), default=True, what="gradient norm is finite"):
+            raise RuntimeError("the gradient norm is not finite, so it cannot be clipped: pass error_if_nonfinite=False")
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         self._multiply(factor)
         return norm

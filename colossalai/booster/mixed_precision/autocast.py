@@ -112,11 +112,7 @@ class TorchAMPOptimizer(OptimizerWrapper):
         return super().clip_grad_by_norm(max_norm, norm_type, error_if_nonfinite, *args, **kwargs)
 
     def get_param_grad(self, param: Tensor) -> Tensor | None:
-        grad = (
-            self.optim.get_param_grad(param)
-            if isinstance(self.optim, OptimizerWrapper)
-            else super().get_param_grad(param)
-        )
+        grad = self.optim.get_param_grad(param) if isinstance(self.optim, OptimizerWrapper) else super().get_param_grad(param)
         if grad is not None and not self._unscaled:
             grad.div_(self.scaler.get_scale())
         return grad

@@ -39,9 +39,7 @@ def weigh_by_tokens(loss_reduction: str, model: nn.Module, optimizer: OptimizerW
         optimizer.token_weight = TokenWeight(model, inner)
 
 
-def lora_model(
-    model: nn.Module, pretrained_dir: str | None, lora_config: Any, bnb_quantization_config: Any
-) -> nn.Module:
+def lora_model(model: nn.Module, pretrained_dir: str | None, lora_config: Any, bnb_quantization_config: Any) -> nn.Module:
     """``model`` with new adapters of ``lora_config``, or with those saved in ``pretrained_dir``."""
     try:
         import peft

@@ -23,7 +23,6 @@ from colossalai.zero.low_level import LowLevelZeroOptimizer
 
 from ._common import (
     add_adapters_to_optimizer,
-    lora_model,
     move_to_device,
     require_distributed,
     sync_from_first_rank,
@@ -196,7 +195,7 @@ class LowLevelZeroPlugin(DPPluginBase):
         *,
         loss_reduction: str = "mean",
     ) -> None:
-        self.arguments = {key: value for key, value in locals().items() if key not in ("self", "__class__")}
+        self.arguments = {key: value for key, value in locals().items() if key not in ("self", "__class__", "verbose")}
         require_distributed("LowLevelZeroPlugin")
         super().__init__()
         refuse_pending_arguments("LowLevelZeroPlugin", fp8_communication=fp8_communication, use_fp8=use_fp8)
@@ -214,9 +213,7 @@ class LowLevelZeroPlugin(DPPluginBase):
         if max_norm < 0:
             raise ConfigError(f"max_norm={max_norm}: use a positive norm, or 0 for no clipping")
         if communication_dtype is not None and not getattr(communication_dtype, "is_floating_point", False):
-            raise ConfigError(
-                f"communication_dtype={communication_dtype!r}: use a floating torch dtype such as torch.float32"
-            )
+            raise ConfigError(f"communication_dtype={communication_dtype!r}: use a floating torch dtype such as torch.float32")
         if growth_factor <= 1 or not 0 < backoff_factor < 1 or growth_interval < 1 or hysteresis < 0:
             raise ConfigError(
                 f"growth_factor={growth_factor}, backoff_factor={backoff_factor}, growth_interval={growth_interval}, "
@@ -224,12 +221,9 @@ class LowLevelZeroPlugin(DPPluginBase):
                 "and hysteresis >= 0"
             )
         if precision == "fp16" and not min_scale <= initial_scale <= max_scale:
-            raise ConfigError(
-                f"initial_scale={initial_scale} must lie between min_scale={min_scale} and max_scale={max_scale}"
-            )
+            raise ConfigError(f"initial_scale={initial_scale} must lie between min_scale={min_scale} and max_scale={max_scale}")
         self.stage, self.precision, self.verbose = stage, precision, verbose
         self.overlap_allgather, self.cast_inputs, self.loss_reduction = overlap_allgather, cast_inputs, loss_reduction
-        self.lora_enabled = False
         shard_group, extra_group = self._make_groups(extra_dp_size)
         self.zero_optim_kwargs = dict(
             initial_scale=initial_scale,
@@ -260,22 +254,10 @@ class LowLevelZeroPlugin(DPPluginBase):
         inner = ranks.shape[1]
         return mine[0][self.rank // inner], mine[1][self.rank % inner]
 
-    def supported_devices(self) -> list[str]:
-        return ["cuda", "npu", "cpu"]
-
     def supported_precisions(self) -> list[str]:
         return list(DTYPES)
 
     def control_precision(self) -> bool:
-        return True
-
-    def control_device(self) -> bool:
-        return True
-
-    def support_no_sync(self) -> bool:
-        return True
-
-    def support_lora(self) -> bool:
         return True
 
     def configure(
@@ -295,32 +277,12 @@ class LowLevelZeroPlugin(DPPluginBase):
         if optimizer is not None and not isinstance(optimizer, OptimizerWrapper):
             in_optimizer = {p for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
             sync_from_first_rank(model.module, skip=in_optimizer)
-            optimizer = LowLevelZeroOptimizer(
-                optimizer, module=model.module, verbose=self.verbose, **self.zero_optim_kwargs
-            )
+            optimizer = LowLevelZeroOptimizer(optimizer, module=model.module, verbose=self.verbose, **self.zero_optim_kwargs)
             model.attach(optimizer)
             weigh_by_tokens(self.loss_reduction, model, optimizer)
         return model, optimizer, criterion, dataloader, lr_scheduler
-
-    def control_checkpoint_io(self) -> bool:
-        return True
-
-    def get_checkpoint_io(self) -> CheckpointIO:
-        return LowLevelZeroCheckpointIO()
 
     def no_sync(self, model: nn.Module, optimizer: OptimizerWrapper) -> AbstractContextManager:
         if not isinstance(optimizer, LowLevelZeroOptimizer):
             raise ConfigError("no_sync: give the boosted optimizer, booster.no_sync(optimizer=optimizer)")
         return optimizer.no_sync()
-
-    def enable_lora(
-        self,
-        model: nn.Module,
-        pretrained_dir: str | None = None,
-        lora_config: Any = None,
-        bnb_quantization_config: Any = None,
-    ) -> nn.Module:
-        if isinstance(model, ModelWrapper):
-            raise ConfigError("enable_lora after boost: call it before boost")
-        self.lora_enabled = True
-        return lora_model(model, pretrained_dir, lora_config, bnb_quantization_config)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -22,7 +21,6 @@ from colossalai.zero.data_parallel import DataParallelModel, DataParallelOptimiz
 
 from ._common import (
     add_adapters_to_optimizer,
-    lora_model,
     move_to_device,
     require_distributed,
     sync_from_first_rank,
@@ -93,7 +91,7 @@ class TorchDDPPlugin(DPPluginBase):
         super().__init__()
         refuse_pending_arguments("TorchDDPPlugin", fp8_communication=fp8_communication)
         check_loss_reduction(loss_reduction)
-        self.loss_reduction, self.lora_enabled = loss_reduction, False
+        self.loss_reduction = loss_reduction
         self.bucket_bytes = int(bucket_cap_mb * 2**20)
         self.ddp_kwargs = dict(
             bucket_cap_mb=bucket_cap_mb,
@@ -105,23 +103,11 @@ class TorchDDPPlugin(DPPluginBase):
         self.ddp_kwargs |= {} if broadcast_buffers else {"broadcast_buffers": False}
         self.ddp_kwargs |= {"check_reduction": True} if check_reduction else {}
 
-    def supported_devices(self) -> list[str]:
-        return ["cuda", "npu", "cpu"]
-
     def supported_precisions(self) -> list[str]:
         return ["fp32", "fp16", "bf16"]
 
     def control_precision(self) -> bool:
         return False
-
-    def control_device(self) -> bool:
-        return True
-
-    def support_no_sync(self) -> bool:
-        return True
-
-    def support_lora(self) -> bool:
-        return True
 
     def configure(
         self,
@@ -148,27 +134,9 @@ class TorchDDPPlugin(DPPluginBase):
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return TorchDDPModel(model, **self.ddp_kwargs)
 
-    def control_checkpoint_io(self) -> bool:
-        return True
-
-    def get_checkpoint_io(self) -> CheckpointIO:
-        return TorchDDPCheckpointIO()
-
     def no_sync(self, model: nn.Module, optimizer: OptimizerWrapper | None = None) -> AbstractContextManager:
         while isinstance(model, ModelWrapper) and not hasattr(model, "no_sync"):
             model = model.module
         if not hasattr(model, "no_sync"):
             raise ConfigError("no_sync: give the boosted model, booster.no_sync(model)")
         return model.no_sync()
-
-    def enable_lora(
-        self,
-        model: nn.Module,
-        pretrained_dir: str | None = None,
-        lora_config: Any = None,
-        bnb_quantization_config: Any = None,
-    ) -> nn.Module:
-        if isinstance(model, ModelWrapper):
-            raise ConfigError("enable_lora after boost: call it before boost")
-        self.lora_enabled = True
-        return lora_model(model, pretrained_dir, lora_config, bnb_quantization_config)

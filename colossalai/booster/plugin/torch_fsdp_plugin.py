@@ -19,6 +19,7 @@ from colossalai.accelerator import get_accelerator
 from colossalai.checkpoint_io import CheckpointIO
 from colossalai.interface import ModelWrapper, OptimizerWrapper
 from colossalai.interface.token_weight import check_loss_reduction
+from colossalai.logging import get_dist_logger
 from colossalai.utils.errors import ConfigError
 from colossalai.utils.pending import refuse_pending_arguments
 from colossalai.zero.optimizer_kind import check_runs_on
@@ -42,9 +43,7 @@ class TorchFSDPModel(ModelWrapper):
         kwargs: ``fully_shard``'s.
     """
 
-    def __init__(
-        self, module: nn.Module, blocks: list[nn.Module] = (), cast_root_inputs: bool = False, **kwargs
-    ) -> None:
+    def __init__(self, module: nn.Module, blocks: list[nn.Module] = (), cast_root_inputs: bool = False, **kwargs) -> None:
         super().__init__(module)
         for block in blocks:
             fully_shard(block, **kwargs)
@@ -124,9 +123,7 @@ class TorchFSDPPlugin(DPPluginBase):
             raise ConfigError("param_init_fn: FSDP2 shards initialised parameters; initialise the model before boost")
         prefetch = getattr(backward_prefetch, "name", backward_prefetch)
         if prefetch not in (None, "BACKWARD_PRE"):
-            raise ConfigError(
-                f"backward_prefetch={prefetch}: FSDP2 prefetches before (BACKWARD_PRE) and knows nothing else"
-            )
+            raise ConfigError(f"backward_prefetch={prefetch}: FSDP2 prefetches before (BACKWARD_PRE) and knows nothing else")
         strategy = getattr(sharding_strategy, "name", sharding_strategy) or "FULL_SHARD"
         if strategy not in RESHARD_AFTER_FORWARD:
             raise ConfigError(
@@ -141,6 +138,10 @@ class TorchFSDPPlugin(DPPluginBase):
         # FSDP1 casts the root's inputs by default; FSDP2's own policy says it all itself.
         self.cast_root_inputs = getattr(mixed_precision, "cast_root_forward_inputs", False)
         self.loss_reduction = loss_reduction
+        if self.mixed_precision.param_dtype == torch.float16:
+            get_dist_logger().warning(
+                "mixed_precision: FSDP in fp16 scales no loss, small gradients vanish; prefer bf16", ranks=[0]
+            )
         self.arguments = dict(
             sharding_strategy=strategy,
             cpu_offload=self.offload,
@@ -149,19 +150,10 @@ class TorchFSDPPlugin(DPPluginBase):
             loss_reduction=loss_reduction,
         )
 
-    def supported_devices(self) -> list[str]:
-        return ["cuda", "npu", "cpu"]
-
     def supported_precisions(self) -> list[str]:
         return ["fp32", "fp16", "bf16"]
 
     def control_precision(self) -> bool:
-        return True
-
-    def control_device(self) -> bool:
-        return True
-
-    def support_no_sync(self) -> bool:
         return True
 
     def support_lora(self) -> bool:
@@ -223,12 +215,6 @@ class TorchFSDPPlugin(DPPluginBase):
             ignored_params=ignored or None,
         )
 
-    def control_checkpoint_io(self) -> bool:
-        return True
-
-    def get_checkpoint_io(self) -> CheckpointIO:
-        return TorchFSDPCheckpointIO()
-
     def no_sync(self, model: nn.Module, optimizer: OptimizerWrapper | None = None):
         if not isinstance(model, TorchFSDPModel):
             raise ConfigError("no_sync: give the boosted model, booster.no_sync(model)")
@@ -245,9 +231,7 @@ def precision_policy(mixed_precision) -> tuple[MixedPrecisionPolicy, torch.dtype
     if isinstance(mixed_precision, MixedPrecisionPolicy):
         return mixed_precision, None
     if getattr(mixed_precision, "keep_low_precision_grads", False):
-        raise ConfigError(
-            "mixed_precision.keep_low_precision_grads: FSDP2 keeps gradients in the parameters' own dtype; leave it"
-        )
+        raise ConfigError("mixed_precision.keep_low_precision_grads: FSDP2 keeps gradients in the parameters' own dtype; leave it")
     policy = MixedPrecisionPolicy(
         param_dtype=mixed_precision.param_dtype,
         reduce_dtype=mixed_precision.reduce_dtype,
@@ -266,9 +250,7 @@ def check_is_of(optimizer: Optimizer, parameters: set[nn.Parameter]) -> None:
         )
 
 
-def check_parameters(
-    model: nn.Module, ignored_modules: list[nn.Module], optimizer: Optimizer | None = None
-) -> None:
+def check_parameters(model: nn.Module, ignored_modules: list[nn.Module], optimizer: Optimizer | None = None) -> None:
     """Raise, by name, for parameters that FSDP2 cannot shard or whose hooks it would drop with the Parameter it replaces."""
     ignored = {p for module in ignored_modules for p in module.parameters()}
     trained = {p for group in optimizer.param_groups for p in group["params"]} if optimizer is not None else set()
@@ -286,25 +268,21 @@ def check_parameters(
                 "of at least one dim; make it so, freeze it and list its module in ignored_modules, or use LowLevelZeroPlugin"
             )
         if param._backward_hooks or param._post_accumulate_grad_hooks:
-            raise ConfigError(f"parameter {name!r} has a hook, which FSDP2 would lose: register it after boost, or use LowLevelZeroPlugin")
+            raise ConfigError(
+                f"parameter {name!r} has a hook, which FSDP2 would lose: register it after boost, or use LowLevelZeroPlugin"
+            )
 
 
 def blocks_to_wrap(model: nn.Module, policy, ignored: list[nn.Module]) -> list[nn.Module]:
     """The submodules to shard on their own, inner ones first."""
-    modules = [
-        m for name, m in model.named_modules() if name and m not in ignored and any(True for _ in m.parameters())
-    ]
+    modules = [m for name, m in model.named_modules() if name and m not in ignored and any(True for _ in m.parameters())]
     if policy is None:
         stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
         chosen = {element for stack in stacks for element in stack}
     elif hasattr(policy, "_run_policy"):  # FSDP1's policy objects
         chosen = set(policy._run_policy(model, set(ignored), {}))
     elif callable(policy):  # FSDP1's policy functions, one module at a time
-        chosen = {
-            m
-            for m in modules
-            if policy(module=m, recurse=False, nonwrapped_numel=sum(p.numel() for p in m.parameters()))
-        }
+        chosen = {m for m in modules if policy(module=m, recurse=False, nonwrapped_numel=sum(p.numel() for p in m.parameters()))}
     else:
         chosen = {m for m in modules if isinstance(m, tuple(policy))}
     return [m for m in reversed(modules) if m in chosen and not isinstance(m, nn.ModuleList)]

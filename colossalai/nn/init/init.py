@@ -159,8 +159,6 @@ def _xavier_root(tensor: Tensor, scale: float, fan_in: int | None, fan_out: int 
 
 def _own_fans(tensor: Tensor, name: str) -> tuple[int, int]:
     if tensor.dim() < 2:
-        raise ConfigError(
-            f"{name} must be given for a tensor of shape {tuple(tensor.shape)}: it has no inputs and outputs"
-        )
+        raise ConfigError(f"{name} must be given for a tensor of shape {tuple(tensor.shape)}: it has no inputs and outputs")
     receptive = torch.Size(tensor.shape[2:]).numel()
     return tensor.shape[1] * receptive, tensor.shape[0] * receptive

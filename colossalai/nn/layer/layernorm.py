@@ -18,9 +18,7 @@ class MixedFusedLayerNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.normalized_shape = torch.Size(
-            [normalized_shape] if isinstance(normalized_shape, int) else normalized_shape
-        )
+        self.normalized_shape = torch.Size([normalized_shape] if isinstance(normalized_shape, int) else normalized_shape)
         self.eps = eps
         self.weight = nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype))

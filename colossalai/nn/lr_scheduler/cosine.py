@@ -16,9 +16,7 @@ class CosineAnnealingLR(ClosedFormLR):
     Past ``total_steps`` the cosine goes on, upwards again, as torch's does.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, total_steps: int, eta_min: float = 0, last_epoch: int = -1, **kwargs
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, total_steps: int, eta_min: float = 0, last_epoch: int = -1, **kwargs) -> None:
         ignore("CosineAnnealingLR", kwargs)
         self.T_max, self.eta_min = total_steps, eta_min
         super().__init__(optimizer, last_epoch)
@@ -54,9 +52,7 @@ class FlatAnnealingLR(DelayerScheduler):
         ValueError (ConfigError): where ``pct_start`` is not between 0 and 1.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, total_steps: int, pct_start: float = 0.72, last_epoch: int = -1, **kwargs
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, total_steps: int, pct_start: float = 0.72, last_epoch: int = -1, **kwargs) -> None:
         ignore("FlatAnnealingLR", kwargs)
         _check_pct(pct_start)
         flat = int(total_steps * pct_start)

@@ -56,8 +56,7 @@ class TwoStageScheduler(ClosedFormLR):
             return list(self._foreign_first)
         if step != self.last_epoch:
             raise ConfigError(
-                f"{type(self.after_scheduler).__name__} does not tell its learning rates ahead: only the present step "
-                "can be asked"
+                f"{type(self.after_scheduler).__name__} does not tell its learning rates ahead: only the present step can be asked"
             )
         return [number(lr) for lr in self.after_scheduler.get_last_lr()]
 
@@ -120,9 +119,7 @@ class TwoStageScheduler(ClosedFormLR):
 class DelayerScheduler(TwoStageScheduler):
     """The initial learning rate for ``delay_epochs`` steps, then ``after_scheduler``."""
 
-    def __init__(
-        self, optimizer: Optimizer, delay_epochs: int, after_scheduler: LRScheduler, last_epoch: int = -1
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, delay_epochs: int, after_scheduler: LRScheduler, last_epoch: int = -1) -> None:
         _check("delay_epochs", delay_epochs)
         self.delay_epochs = delay_epochs
         super().__init__(optimizer, after_scheduler, last_epoch)
@@ -136,9 +133,7 @@ class WarmupScheduler(TwoStageScheduler):
     """``(t + 1) / warmup_epochs`` of the initial learning rate at step ``t`` < ``warmup_epochs``, then
     ``after_scheduler``."""
 
-    def __init__(
-        self, optimizer: Optimizer, warmup_epochs: int, after_scheduler: LRScheduler, last_epoch: int = -1
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, warmup_epochs: int, after_scheduler: LRScheduler, last_epoch: int = -1) -> None:
         _check("warmup_epochs", warmup_epochs)
         self.warmup_epochs = warmup_epochs
         super().__init__(optimizer, after_scheduler, last_epoch)

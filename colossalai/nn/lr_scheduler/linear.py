@@ -12,9 +12,7 @@ class LinearWarmupLR(ClosedFormLR):
     From ``total_steps`` on it stays 0; upstream's line goes on below.
     """
 
-    def __init__(
-        self, optimizer: Optimizer, total_steps: int, warmup_steps: int = 0, last_epoch: int = -1, **kwargs
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, total_steps: int, warmup_steps: int = 0, last_epoch: int = -1, **kwargs) -> None:
         ignore("LinearWarmupLR", kwargs)
         self.warmup_steps, self.total_steps = warmup_steps, total_steps
         super().__init__(optimizer, last_epoch)

@@ -45,9 +45,7 @@ class OneCycleLR(ClosedFormLR):
         self.cycle_momentum = cycle_momentum
         groups = optimizer.param_groups
         if cycle_momentum and "momentum" not in optimizer.defaults and "betas" not in optimizer.defaults:
-            raise ConfigError(
-                "cycle_momentum=True needs an optimizer with momentum or betas: pass cycle_momentum=False"
-            )
+            raise ConfigError("cycle_momentum=True needs an optimizer with momentum or betas: pass cycle_momentum=False")
         self.use_beta1 = "betas" in optimizer.defaults
         self.base_momentums = _per_group("base_momentum", base_momentum, len(groups))
         self.max_momentums = _per_group("max_momentum", max_momentum, len(groups))
@@ -70,9 +68,7 @@ class OneCycleLR(ClosedFormLR):
     def _phase(self, step: int) -> tuple[bool, float]:
         """(still going up, how far into this phase)."""
         if step > self.total_steps:
-            raise ConfigError(
-                f"step {step} of a schedule of total_steps={self.total_steps}: stop stepping it, or make it longer"
-            )
+            raise ConfigError(f"step {step} of a schedule of total_steps={self.total_steps}: stop stepping it, or make it longer")
         top, end = float(self.pct_start * self.total_steps) - 1, self.total_steps - 1
         up = step <= top
         start, stop = (0.0, top) if up else (top, end)

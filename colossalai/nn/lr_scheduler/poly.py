@@ -40,7 +40,5 @@ class PolynomialWarmupLR(WarmupScheduler):
         **kwargs,
     ) -> None:
         ignore("PolynomialWarmupLR", kwargs)
-        polynomial = PolynomialLR(
-            optimizer, total_steps - warmup_steps, end_lr=end_lr, power=power, last_epoch=last_epoch
-        )
+        polynomial = PolynomialLR(optimizer, total_steps - warmup_steps, end_lr=end_lr, power=power, last_epoch=last_epoch)
         super().__init__(optimizer, warmup_steps, polynomial, last_epoch=last_epoch)

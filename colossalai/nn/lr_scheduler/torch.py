@@ -56,9 +56,7 @@ class _FactorLR(ClosedFormLR):
         if len(lambdas) != count:
             raise ConfigError(f"lr_lambda has {len(lambdas)} functions, the optimizer {count} param groups")
         if not all(callable(f) for f in lambdas):
-            raise TypeError(
-                f"{type(self).__name__} needs lr_lambda, a function of the step or a list with one for each group"
-            )
+            raise TypeError(f"{type(self).__name__} needs lr_lambda, a function of the step or a list with one for each group")
         self.lr_lambdas = lambdas
         super().__init__(optimizer, last_epoch)
 

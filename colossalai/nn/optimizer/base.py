@@ -60,8 +60,7 @@ class TensorOptimizer(Optimizer):
             here, there = local(value), local(p)
             if here.device != there.device:
                 raise ConfigError(
-                    f"{type(self).__name__}: {name} of a parameter on {there.device} is on {here.device}; "
-                    "move both together"
+                    f"{type(self).__name__}: {name} of a parameter on {there.device} is on {here.device}; move both together"
                 )
             if is_dense(there) and not (is_dense(here) and same_order(here, there)):
                 # A checkpoint may have it row-major where the parameter is channels_last: kernels go by memory order.

@@ -42,9 +42,7 @@ class FusedAdam(GradNoneMixin, TensorOptimizer):
         check_hyper("weight_decay", weight_decay)
         self.adamw_mode = 1 if adamw_mode else 0
         self.set_grad_none = set_grad_none
-        super().__init__(
-            params, dict(lr=lr, bias_correction=bias_correction, betas=betas, eps=eps, weight_decay=weight_decay)
-        )
+        super().__init__(params, dict(lr=lr, bias_correction=bias_correction, betas=betas, eps=eps, weight_decay=weight_decay))
 
     @torch.no_grad()
     def step(self, closure=None, grads=None, output_params=None, scale=None, grad_norms=None, div_scale: Scale = -1):
@@ -71,10 +69,7 @@ class FusedAdam(GradNoneMixin, TensorOptimizer):
                 bool(self.adamw_mode),
                 group["bias_correction"],
             )
-            rows = [
-                (local(p), local(grad), *self._state_like(p, "exp_avg", "exp_avg_sq"))
-                for p, grad in self._with_grad(group)
-            ]
+            rows = [(local(p), local(grad), *self._state_like(p, "exp_avg", "exp_avg_sq")) for p, grad in self._with_grad(group)]
             rule.apply(rows, step, div_scale)
         return loss
 

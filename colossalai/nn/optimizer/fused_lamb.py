@@ -107,9 +107,7 @@ class FusedLAMB(GradNoneMixin, TensorOptimizer):
         (beta1, beta2), step = group["betas"], group["step"]
         c1, c2 = (1 - beta1**step, 1 - beta2**step) if group["bias_correction"] else (1.0, 1.0)
         beta3 = 1 - beta1 if group["grad_averaging"] else 1.0
-        return LambRule(
-            group["lr"], beta1, beta2, beta3, group["eps"], group["weight_decay"], bool(self.adam_w_mode), c1, c2
-        )
+        return LambRule(group["lr"], beta1, beta2, beta3, group["eps"], group["weight_decay"], bool(self.adam_w_mode), c1, c2)
 
 
 def _clip_factor(norm: Tensor | None, max_norm: float) -> Tensor | None:

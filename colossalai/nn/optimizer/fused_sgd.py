@@ -44,9 +44,7 @@ class FusedSGD(TensorOptimizer):
         if nesterov and (momentum <= 0 or dampening != 0):
             raise ConfigError(f"nesterov=True needs momentum > 0 and dampening=0, got {momentum!r} and {dampening!r}")
         self.wd_after_momentum = wd_after_momentum
-        super().__init__(
-            params, dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov)
-        )
+        super().__init__(params, dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov))
 
     @torch.no_grad()
     def step(self, closure=None):

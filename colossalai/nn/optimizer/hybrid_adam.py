@@ -31,9 +31,7 @@ class HybridAdam(CPUAdam):
     ) -> None:
         for name, neutral in _OTHER_ADAMS.items():
             if defaults.get(name, neutral) not in (neutral, None):
-                raise ConfigError(
-                    f"HybridAdam has no {name}: leave {name}={defaults[name]!r} out, or use torch.optim.AdamW"
-                )
+                raise ConfigError(f"HybridAdam has no {name}: leave {name}={defaults[name]!r} out, or use torch.optim.AdamW")
         super().__init__(
             model_params,
             lr,

@@ -47,9 +47,7 @@ class Lamb(TensorOptimizer):
             if not 0.0 <= beta < 1.0:
                 raise ConfigError(f"Invalid beta parameter at index {i}: betas[{i}]={beta!r} must be in [0, 1)")
         self.adam = adam
-        super().__init__(
-            params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, bias_correction=bias_correction)
-        )
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, bias_correction=bias_correction))
 
     @torch.no_grad()
     def step(self, closure=None):

@@ -58,9 +58,7 @@ class Lars(TensorOptimizer):
         """Update all parameters that have a gradient; returns the loss of ``closure``, if one is given."""
         loss = self._loss_of(closure)
         found = [list(self._with_grad(group)) for group in self.param_groups]
-        pairs = [
-            pair for group, members in zip(self.param_groups, found, strict=True) if group["lars"] for pair in members
-        ]
+        pairs = [pair for group, members in zip(self.param_groups, found, strict=True) if group["lars"] for pair in members]
         ratios = iter(())
         if any(group["lars"] for group in self.param_groups):
             squares = None

@@ -92,9 +92,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         super().__init__(optimizer)
         refuse_pending_arguments("LowLevelZeroOptimizer", fp8_communication=fp8_communication)
         if pg_to_param_list is not None and dp_process_group is not None:
-            raise ConfigError(
-                "pg_to_param_list and dp_process_group exclude each other: give the groups in one of them"
-            )
+            raise ConfigError("pg_to_param_list and dp_process_group exclude each other: give the groups in one of them")
         if extra_dp_group is not None and dp_process_group is None:
             raise ConfigError("extra_dp_group needs dp_process_group, the group to shard over")
         self.stage = 2 if partition_grad else 1
@@ -104,6 +102,8 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
         self._kind = optimizer_kind(optimizer)
         self._remember_groups(forced_dtype)
         groups = pg_to_param_list or {(dp_process_group, extra_dp_group): [slot.param for slot in self._slots.values()]}
+        if len({_pair(key)[0] for key in groups}) < len(groups):
+            raise ConfigError("pg_to_param_list: a shard group comes twice; join its parameters in one entry")
         self._reducers = [
             GradReducer(
                 self._make_buckets(params, shard_group, reduce_bucket_size),
@@ -150,9 +150,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
                 index += 1
         kinds = {slot.param.dtype for slot in self._slots.values() if not getattr(slot.param, "skip_zero_check", False)}
         if len(kinds) > 1:
-            raise ConfigError(
-                f"parameters of several dtypes {sorted(map(str, kinds))}: cast the model, or give forced_dtype"
-            )
+            raise ConfigError(f"parameters of several dtypes {sorted(map(str, kinds))}: cast the model, or give forced_dtype")
         if not self._slots:
             raise ConfigError("optimizer: none of its parameters requires a gradient, so there is nothing to train")
         self.dtype = next(iter(kinds), next(iter(self._slots)).dtype)
@@ -171,9 +169,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
     def _check_covered(self) -> None:
         missing = [slot.name for slot in self._slots.values() if slot.bucket is None]
         if missing:
-            raise ConfigError(
-                f"pg_to_param_list names no process group for {missing[:5]}: list every trainable parameter"
-            )
+            raise ConfigError(f"pg_to_param_list names no process group for {missing[:5]}: list every trainable parameter")
 
     def _widest_group(self):
         """The ranks that hold pieces of any parameter: those the norm is taken over."""
@@ -274,9 +270,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
             if not any([reducer.anything() for reducer in self._reducers]):
                 return
         if self.grad_scaler is not None and any(reducer.foreign for reducer in self._reducers):
-            raise ConfigError(
-                "loss.backward() under fp16 leaves the loss unscaled: call booster.backward(loss, optimizer)"
-            )
+            raise ConfigError("loss.backward() under fp16 leaves the loss unscaled: call booster.backward(loss, optimizer)")
         self._finish_gradients()
         if self._overflowed():
             self.zero_grad()
@@ -354,11 +348,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
             for slot in bucket.slots
             if slot.segment is not None and not bool(torch.isfinite(bucket.segment_of(slot, bucket.reduced)).all())
         ]
-        return (
-            ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
-            if bad
-            else "no parameter of this rank"
-        )
+        return ", ".join(bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "") if bad else "no parameter of this rank"
 
     def _hand_over(self) -> None:
         """Make the reduced gradients the segments' ``grad``; what no rank has a gradient of gets None, as in one process."""
@@ -400,9 +390,7 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
             bucket.check_identity()
         for name, param in self._frozen:
             if param.requires_grad:
-                raise LayoutError(
-                    f"parameter {name!r} was frozen at boost and requires a gradient now: unfreeze before boost"
-                )
+                raise LayoutError(f"parameter {name!r} was frozen at boost and requires a gradient now: unfreeze before boost")
         if self.module is not None:
             named = {slot.name: slot.param for slot in self._slots.values()}
             for name, param in self.module.named_parameters(remove_duplicate=False):
@@ -452,14 +440,10 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
             piece.copy_(slot.layout.piece(grad, slot.bucket.rank).view_as(piece)).div_(factor)
 
     def clip_grad_by_norm(self, max_norm, norm_type=2.0, error_if_nonfinite=False, *args, **kwargs) -> Tensor:
-        raise ConfigError(
-            "clip_grad_by_norm: under ZeRO the step clips; give max_norm to the plugin (clip_grad_norm here)"
-        )
+        raise ConfigError("clip_grad_by_norm: under ZeRO the step clips; give max_norm to the plugin (clip_grad_norm here)")
 
     def clip_grad_by_value(self, clip_value, *args, **kwargs) -> None:
-        raise ConfigError(
-            "clip_grad_by_value is not available under ZeRO: give max_norm to the plugin, or use TorchDDPPlugin"
-        )
+        raise ConfigError("clip_grad_by_value is not available under ZeRO: give max_norm to the plugin, or use TorchDDPPlugin")
 
     def add_param_group(self, param_group: dict) -> None:
         raise ConfigError("add_param_group after boost: add the group to the optimizer before boost")

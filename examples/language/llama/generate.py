@@ -1,6 +1,6 @@
 """Complete a line of Python with a model that train.py saved.
 
-    python generate.py out/model --prompt "def main("
+python generate.py out/model --prompt "def main("
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Train a Llama as a model of code on the sources of Python's standard library, or on any folder of text.
 
-    python train.py --config tiny --save out                            # one process
-    torchrun --nproc_per_node 2 train.py --plugin zero1 --save out      # two
-    torchrun --nproc_per_node 8 train.py --config 7b --tokenizer bpe --plugin zero2 --precision bf16 --grad_checkpoint --save out
-    python generate.py out/model --prompt "def main("
+python train.py --config tiny --save out                            # one process
+torchrun --nproc_per_node 2 train.py --plugin zero1 --save out      # two
+torchrun --nproc_per_node 8 train.py --config 7b --tokenizer bpe --plugin zero2 --precision bf16 --grad_checkpoint --save out
+python generate.py out/model --prompt "def main("
 """
 
 import argparse
