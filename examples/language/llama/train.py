@@ -85,7 +85,9 @@ def build_model(args: argparse.Namespace, vocab_size: int, end_of_text: int) -> 
     model = LlamaForCausalLM(llama_config(args.config, vocab_size, args.seq_len, end_of_text))
     model.config.use_cache = False
     if args.grad_checkpoint:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # transformers 5.24 renames it and warns about the old name
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     params = list(model.parameters())
     groups = [
         {"params": [p for p in params if p.dim() > 1], "weight_decay": args.weight_decay},
