@@ -99,7 +99,8 @@ class GradReducer:
         self._next = 0
         self._in_flight: deque = deque()
         self._pool = BufferPool()
-        self._hooks = [s.param.register_post_accumulate_grad_hook(partial(self._collect, s)) for s in self.slots]
+        for slot in self.slots:
+            slot.param.register_post_accumulate_grad_hook(partial(self._collect, slot))
 
     def begin(self, sync: bool) -> None:
         """A backward starts; ``sync`` is False inside ``no_sync``."""
@@ -126,6 +127,8 @@ class GradReducer:
             self.begin(sync=True)
             self.foreign = True
             self._eager = self.stage == 0
+        if param.grad is None:
+            raise ConfigError(f"parameter {slot.name!r} is trained by two optimizers: boost each parameter with one")
         grad, bucket = param.grad.detach(), slot.bucket  # under create_graph it has a history
         if grad.layout != torch.strided:
             raise ConfigError(f"parameter {slot.name!r} has a sparse gradient: build its Embedding with sparse=False")
@@ -295,8 +298,3 @@ class GradReducer:
                 slot.used = False
         if stepped:
             self._pool.trim()
-
-    def remove(self) -> None:
-        """Take the hooks off the parameters."""
-        for hook in self._hooks:
-            hook.remove()
