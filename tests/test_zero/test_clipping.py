@@ -41,26 +41,49 @@ def test_c33_clipped_update_and_norm(name):
         assert all(norm is not None for result in results for norm in result["norms"])
 
 
-def clip_in_vain(rank, world_size):
-    """Under ZeRO the step clips: a call that could not have an effect says so instead of having none."""
+def clip_by_call(rank, world_size, plugin, stepwise):
+    """Two steps, clipped by the call that DDP and FSDP have; ``stepwise``: clipped after each of two backward calls."""
     from colossalai.booster import Booster
 
-    booster = Booster(plugin=make_plugin("zero1"))
-    model = torch.nn.Linear(3, 2)
-    model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    said = [optimizer.get_grad_norm()]
-    for call in (lambda: optimizer.clip_grad_by_norm(1.0), lambda: optimizer.clip_grad_by_value(1.0)):
-        try:
-            call()
-        except Exception as error:
-            said.append(f"{type(error).__name__}: {error}")
-    return said
+    booster = Booster(plugin=make_plugin(plugin))
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4, bias=False)
+    model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    norms = []
+    for step in range(2):
+        for part in range(2):
+            x = torch.linspace(-1 - step, 2 + part, 8 * world_size).view(2 * world_size, 4)[2 * rank : 2 * rank + 2]
+            booster.backward(model(x).square().mean(), optimizer)
+            if stepwise or part == 1:
+                norms.append(float(optimizer.clip_grad_by_norm(0.3)))
+        optimizer.step()
+        optimizer.zero_grad()
+    weight = next(model.unwrap().parameters())
+    return norms, (weight.full_tensor() if hasattr(weight, "full_tensor") else weight).detach()
 
 
-def test_clipping_that_would_have_no_effect_names_max_norm():
-    for before, *said in run_workers(2, clip_in_vain):
-        assert before is None
-        assert len(said) == 2 and all("ConfigError" in text and "max_norm" in text for text in said)
+def clipped_reference(stepwise, world_size):
+    torch.manual_seed(0)
+    model, norms = torch.nn.Linear(4, 4, bias=False), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    for step in range(2):
+        for part in range(2):
+            x = torch.linspace(-1 - step, 2 + part, 8 * world_size).view(2 * world_size, 4)
+            model(x).square().mean().backward()
+            if stepwise or part == 1:
+                norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)))
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms, model.weight.detach()
+
+
+@pytest.mark.parametrize("stepwise", [False, True], ids=["once", "stepwise"])
+@pytest.mark.parametrize("plugin", ["fsdp", "zero1", "zero2"])
+def test_clip_by_the_call(plugin, stepwise):
+    norms, weight = clipped_reference(stepwise, 2)
+    for found, whole in run_workers(2, clip_by_call, plugin=plugin, stepwise=stepwise):
+        assert found == pytest.approx(norms, rel=1e-5)
+        torch.testing.assert_close(whole, weight, rtol=1e-5, atol=1e-6)
 
 
 def clip_by_value(rank, world_size, plugin):
@@ -75,7 +98,7 @@ def clip_by_value(rank, world_size, plugin):
     return optimizer.get_param_grad(next(model.unwrap().parameters()))
 
 
-@pytest.mark.parametrize("plugin", ["ddp", "fsdp"])
+@pytest.mark.parametrize("plugin", ["ddp", "fsdp", "zero1", "zero2"])
 def test_clip_by_value(plugin):
     wanted = torch.linspace(-2, 2, 16).view(4, 4).T.clamp(-0.5, 0.5)
     for grad in run_workers(2, clip_by_value, plugin=plugin):

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from colossalai.booster import Booster
+from colossalai.booster.plugin import LowLevelZeroPlugin
 from colossalai.testing import TINY_MODELS, check_state_dict_equal
 from tests.harness import run_workers
 from tests.harness.training import ADAM_EPS, check_close, make_plugin, whole_params
@@ -111,3 +113,22 @@ def test_state_dict_is_that_of_one_process_and_loads_at_any_world_size(stage):
     for world_size in (1, 2, 4):
         for loaded in run_workers(world_size, state_dicts, stage=stage, source=saved):
             check_state_dict_equal(loaded, saved)
+
+
+def upstream_names(rank, world_size, stage):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 3)
+    booster = Booster(plugin=LowLevelZeroPlugin(stage=stage, precision="fp32"))
+    model, optimizer, *_ = booster.boost(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    booster.backward(model(torch.full((2, 5), 1.0 + rank)).sum(), optimizer)
+    pieces = optimizer.get_working_grads_by_group_id(0)
+    masters = optimizer._master_param_groups_of_current_rank[0]
+    assert [p.numel() for p in pieces] == [p.numel() for p in masters]
+    return torch.cat(pieces) if pieces else torch.empty(0)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_names_that_scripts_of_0_5_read(stage):
+    """Averaged over two ranks with inputs 1 and 2, each of two rows: weight gradients 3, bias gradients 2."""
+    whole = torch.cat(run_workers(2, upstream_names, stage=stage))
+    assert sorted(whole.tolist()) == [2.0] * 3 + [3.0] * 15

@@ -22,7 +22,6 @@ from colossalai.amp.naive_amp.grad_scaler import DynamicGradScaler
 from colossalai.amp.naive_amp.watch import NonFiniteWatch
 from colossalai.interface import OptimizerWrapper
 from colossalai.logging import get_dist_logger
-from colossalai.nn.optimizer.segments import squared_norms
 from colossalai.tensor import Layout
 from colossalai.utils.errors import ConfigError, GradientOverflowError, LayoutError
 from colossalai.utils.pending import refuse_pending_arguments
@@ -31,10 +30,11 @@ from ..bucket import FlatBucket, Slot, balanced_owners, make_buckets
 from ..optimizer_kind import OptimizerKind, optimizer_kind
 from ..reducer import GradReducer
 from ..repoint import SegmentNorms, repoint
+from .gradients import ZeroGradientsMixin
 from .state import ZeroStateMixin
 
 
-class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
+class LowLevelZeroOptimizer(ZeroGradientsMixin, ZeroStateMixin, OptimizerWrapper):
     """The user's optimizer, stepping each rank's segments of the parameters.
 
     Args:
@@ -294,31 +294,16 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
     def _finish_gradients(self) -> None:
         """Reduce what is left, then the norm: afterwards each bucket's ``reduced`` is final but for one factor."""
         self._used = {}
-        squares = torch.zeros(1, device=self._buckets[0].device, dtype=torch.promote_types(self.dtype, torch.float32))
         for reducer in self._reducers:
-            used = reducer.finish()
-            self._used.update(zip((slot.index for slot in reducer.slots), used))
-            reduced = [bucket.reduced for bucket in reducer.buckets if bucket.reduced is not None]
-            if reduced:
-                several = len(self._reducers) > 1 and reducer.extra_group is not None
-                replicas = comm.world_size(reducer.extra_group) if several else 1
-                squares += squared_norms(reduced).sum() / replicas
-        comm.all_reduce(squares, group=self._norm_group)
+            self._used.update(zip((slot.index for slot in reducer.slots), reducer.finish()))
         self._factor = self._unscale_factor()
         if self.token_weight is not None:
             self.token_weight.reset()
-        self._norm = squares.sqrt() * self._factor
+        self._norm = self._reduced_norm() * self._factor
         if self.grad_scaler is None:
             self._watch.push("the gradient norm", self._norm)
         if self.clip_grad_norm > 0:
             self._factor *= (self.clip_grad_norm / (self._norm + 1e-6)).clamp(max=1.0)
-
-    def _unscale_factor(self) -> Tensor:
-        """(1,): what reduced gradients are multiplied by to be those of the user's loss."""
-        device = self._buckets[0].device
-        factor = self._window_factor()
-        factor = torch.ones(1, device=device) if factor is None else factor.to(device)
-        return factor if self.grad_scaler is None else factor / self.grad_scaler.value
 
     def _overflowed(self) -> bool:
         """fp16: whether any rank's gradients overflowed, all ranks alike since they share the norm; adapts the scale."""
@@ -399,51 +384,6 @@ class LowLevelZeroOptimizer(ZeroStateMixin, OptimizerWrapper):
                         f"parameter {name!r} was replaced after boost (load_state_dict(assign=True), resizing embeddings): its "
                         "updates would be lost. Change the model before boost, or load weights with booster.load_model"
                     )
-
-    # -- what users read ---------------------------------------------------------------------------------------------
-
-    def get_grad_norm(self, norm_type: float = 2, **kwargs) -> float | None:
-        """L2 norm of the last step's gradients over all ranks: unscaled, before clipping; None before the first step."""
-        if norm_type != 2:
-            raise ConfigError(f"norm_type={norm_type}: only 2 is computed")
-        return None if self._norm is None else comm.read_scalar(self._norm, default=1.0)
-
-    def get_param_grad(self, working_param: nn.Parameter) -> Tensor | None:
-        """This window's gradient of a model parameter: whole, unscaled, averaged over the ranks, in fp32.
-
-        Collective: every rank must ask for the same parameter. None where no rank has a gradient of it, and after the step.
-        """
-        slot = self._slots.get(working_param)
-        if slot is None:
-            return None
-        reducer = self._reducer_of(slot)
-        used = reducer.finish()
-        if not used[reducer.slots.index(slot)]:
-            return None
-        bucket = slot.bucket
-        full = bucket.reduced.new_zeros(bucket.bounds[-1])
-        full[bucket.bounds[bucket.rank] : bucket.bounds[bucket.rank + 1]] = bucket.reduced
-        comm.all_gather_into(full, bucket.bounds, group=bucket.group)
-        return slot.view(full).clone().mul_(self._unscale_factor().to(full.dtype))
-
-    def _reducer_of(self, slot: Slot) -> GradReducer:
-        return next(reducer for reducer in self._reducers if slot.bucket in reducer.buckets)
-
-    def set_param_grad(self, working_param: nn.Parameter, grad: Tensor) -> None:
-        """Replace this window's gradient of a parameter by ``grad`` (the parameter's shape, unscaled, equal on all ranks)."""
-        if self.get_param_grad(working_param) is None:
-            raise ConfigError("set_param_grad: the parameter has no gradient in this window")
-        slot, factor = self._slots[working_param], self._unscale_factor()
-        self._reducer_of(slot).settle(slot.bucket)
-        if slot.segment is not None:
-            piece = slot.bucket.segment_of(slot, slot.bucket.reduced)
-            piece.copy_(slot.layout.piece(grad, slot.bucket.rank).view_as(piece)).div_(factor)
-
-    def clip_grad_by_norm(self, max_norm, norm_type=2.0, error_if_nonfinite=False, *args, **kwargs) -> Tensor:
-        raise ConfigError("clip_grad_by_norm: under ZeRO the step clips; give max_norm to the plugin (clip_grad_norm here)")
-
-    def clip_grad_by_value(self, clip_value, *args, **kwargs) -> None:
-        raise ConfigError("clip_grad_by_value is not available under ZeRO: give max_norm to the plugin, or use TorchDDPPlugin")
 
     def add_param_group(self, param_group: dict) -> None:
         raise ConfigError("add_param_group after boost: add the group to the optimizer before boost")

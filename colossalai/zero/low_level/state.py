@@ -159,6 +159,11 @@ class ZeroStateMixin:
     def master_to_working_param(self) -> dict[int, nn.Parameter]:
         return {id(slot.segment): slot.param for slot in self._by_index() if slot.segment is not None}
 
+    @property
+    def _master_param_groups_of_current_rank(self) -> dict[int, list[nn.Parameter]]:
+        """{group: this rank's segments}; scripts and tests of 0.5 read it."""
+        return {number: list(group["params"]) for number, group in enumerate(self.optim.param_groups)}
+
     def get_working_to_master_map(self) -> dict[int, nn.Parameter]:
         return self.working_to_master_param
 
