@@ -24,6 +24,14 @@ def move_to_device(model: nn.Module) -> nn.Module:
     return model if comm.is_fake() else model.to(get_accelerator().get_current_device())
 
 
+def move_state(optimizer: torch.optim.Optimizer) -> None:
+    """Let state that an optimizer made at construction (Adagrad does) follow its parameters to their device."""
+    for param, state in optimizer.state.items():
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == param.shape and key != "step":
+                state[key] = value.to(param.device)
+
+
 def sync_from_first_rank(model: nn.Module, group=None, skip: set | None = None) -> None:
     """Give all ranks the parameters and buffers of the group's first rank."""
     skip = skip or set()

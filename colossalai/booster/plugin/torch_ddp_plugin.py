@@ -21,6 +21,7 @@ from colossalai.zero.data_parallel import DataParallelModel, DataParallelOptimiz
 
 from ._common import (
     add_adapters_to_optimizer,
+    move_state,
     move_to_device,
     require_distributed,
     sync_from_first_rank,
@@ -123,6 +124,7 @@ class TorchDDPPlugin(DPPluginBase):
         if not isinstance(model, ModelWrapper):
             model = self._wrap(move_to_device(model))
         if optimizer is not None and not isinstance(optimizer, OptimizerWrapper):
+            move_state(optimizer)
             optimizer = wrap(optimizer, model) if comm.is_fake() else wrap(optimizer)
             weigh_by_tokens(self.loss_reduction, model, optimizer)
         return model, optimizer, criterion, dataloader, lr_scheduler
