@@ -75,7 +75,7 @@ CLAIMS: list[Claim] = [
     *[Claim('`loss_reduction="token"`', p, (rf"::test_token_and_plain_mean\[token-{p}-",)) for p in PLUGINS],
     *_each("whole gradients: `get_param_grad`", "test_c14_gradients_are_read_whole_and_unscaled"),
     *_each("several models in one process", "test_c13_several_models_do_not_touch_each_other"),
-    *_stages("frozen parameters", "test_c18_frozen_parameters_stay_bitwise"),
+    *_each("frozen parameters", "test_c18_frozen_parameters_stay_bitwise"),
     *_stages("any optimizer, Adafactor and Muon included", "test_c26_any_optimizer", "test_c26_muon_gets_whole_matrices"),
     *_each("fp32 resume is bitwise", "test_a_resumed_run_is_bitwise_the_same"),
     *_each("Hugging Face reads its checkpoints", "test_c70_hugging_face_reads_what_every_plugin_writes"),
