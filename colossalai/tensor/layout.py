@@ -55,12 +55,6 @@ class Layout:
         start, stop = self.interval(rank)
         return self.flatten(full)[start:stop]
 
-    def owners(self) -> list[int]:
-        """Ranks of the shard group that hold at least one element; rank 0 stands for a replicated tensor."""
-        if self.intervals is None:
-            return [0]
-        return [rank for rank, (start, stop) in enumerate(self.intervals) if stop > start]
-
 
 def memory_order(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """Dims of a dense tensor from the slowest to the fastest in memory; None for row-major.

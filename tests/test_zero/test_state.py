@@ -132,3 +132,24 @@ def test_names_that_scripts_of_0_5_read(stage):
     """Averaged over two ranks with inputs 1 and 2, each of two rows: weight gradients 3, bias gradients 2."""
     whole = torch.cat(run_workers(2, upstream_names, stage=stage))
     assert sorted(whole.tolist()) == [2.0] * 3 + [3.0] * 15
+
+
+def in_shards(rank, world_size, limit):
+    model = MLP.build()
+    booster = Booster(plugin=make_plugin("zero1"))
+    model, optimizer, *_ = booster.boost(model, torch.optim.AdamW(model.parameters(), eps=ADAM_EPS))
+    booster.backward(model(MLP.batch(0)["x"]).square().mean(), optimizer)
+    optimizer.step()
+    whole, shards = optimizer.state_dict()["state"], list(optimizer.state_dict_shard(limit))
+    joined = {param_id: entry for block, _ in shards for param_id, entry in block.items()}
+    assert list(joined) == list(whole) == [0, 1, 2, 3]
+    for param_id, entry in whole.items():
+        check_state_dict_equal(joined[param_id], entry)
+    return len(shards), sum(size for _, size in shards) * 2**20
+
+
+@pytest.mark.parametrize("limit, count", [(1024, 1), (1e-6, 4)])
+def test_state_dict_shard_yields_all_within_the_limit(limit, count):
+    """Two fp32 moments of 91 + 13 + 65 + 5 elements, and four counters of one."""
+    for shards, size in run_workers(2, in_shards, limit=limit):
+        assert shards == count and round(size) == 4 * (2 * 174 + 4)

@@ -22,7 +22,6 @@ from colossalai.amp.naive_amp.grad_scaler import DynamicGradScaler
 from colossalai.amp.naive_amp.watch import NonFiniteWatch
 from colossalai.interface import OptimizerWrapper
 from colossalai.logging import get_dist_logger
-from colossalai.tensor import Layout
 from colossalai.utils.errors import ConfigError, GradientOverflowError, LayoutError
 from colossalai.utils.pending import refuse_pending_arguments
 
@@ -55,7 +54,6 @@ class LowLevelZeroOptimizer(ZeroGradientsMixin, ZeroStateMixin, OptimizerWrapper
         overlap_allgather: let the next forward wait for each bucket instead of the step for all.
         backward_context: a context manager factory entered around each backward.
         module: the model, for parameter names in errors and checkpoints, and to notice replaced parameters.
-        param_names: logical names of the parameters where ``module``'s differ.
 
     Raises:
         ConfigError: for an optimizer that cannot be sharded or arguments that exclude each other.
@@ -396,10 +394,6 @@ class LowLevelZeroOptimizer(ZeroGradientsMixin, ZeroStateMixin, OptimizerWrapper
     @property
     def num_param_groups(self) -> int:
         return len(self._original)
-
-    def layouts(self) -> dict[int, Layout]:
-        """{parameter id: how it is cut}, trainable parameters only."""
-        return {slot.index: slot.layout for slot in self._slots.values()}
 
 
 def _pair(key: tuple | object) -> tuple:

@@ -40,11 +40,6 @@ class ZeroStateMixin:
         """The process group that the parameter is cut over."""
         return self._slot_of(param_id).bucket.group
 
-    def master_of(self, param_id: int) -> Tensor | None:
-        """This rank's piece of the fp32 master where it is not the working weight itself, else None."""
-        slot = self._slot_of(param_id)
-        return slot.segment if slot.bucket.own_master else None
-
     def keeps_masters(self, param_id: int) -> bool:
         """Whether the parameter has a master beside the working weight, on whatever rank."""
         return self._slot_of(param_id).bucket.own_master
