@@ -12,6 +12,7 @@ under FSDP2's MixedPrecisionPolicy(bf16, reduce fp32), or fp32 weights under aut
 """
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -164,6 +165,7 @@ def times_worker(rank, args, names, store, result):
             seconds[name].append(timed(steps[name], batch))
     if rank == 0:
         result.put(seconds)
+    end_process()
 
 
 def memory_worker(rank, args, name, store, result):
@@ -178,6 +180,7 @@ def memory_worker(rank, args, name, store, result):
     dist.all_reduce(peak, op=dist.ReduceOp.MAX)
     if rank == 0:
         result.put(peak.item())
+    end_process()
 
 
 def start_process(rank, args, store):
@@ -187,6 +190,13 @@ def start_process(rank, args, store):
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=args.nproc)
+
+
+def end_process():
+    """Give gloo's threads time to drop their tensors: one that does so while the interpreter shuts down aborts the process."""
+    dist.destroy_process_group()
+    gc.collect()
+    time.sleep(0.2)
 
 
 def run(worker, args, what):
