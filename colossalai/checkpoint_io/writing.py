@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from colossalai import comm
 from colossalai.logging import get_dist_logger
-from colossalai.tensor import Layout
+from colossalai.tensor import Layout, assemble
 from colossalai.utils.errors import CheckpointError, ConfigError
 from colossalai.utils.safetensors import SafetensorsFile, TensorSpec
 
@@ -40,10 +39,8 @@ def whole(local: Tensor | None, layout: Layout, group: Any, team: Team) -> tuple
         return (value, False) if value.device.type == "cpu" else (value.cpu(), True)
     if team.alone:
         raise ConfigError(f"{layout.name} is cut over several ranks: save it through the Booster whose plugin cut it")
-    piece = local.detach()
-    piece = layout.flatten(piece) if piece.shape == layout.shape else piece.reshape(-1)
-    flat = comm.gather_pieces(piece, [stop - start for start, stop in layout.intervals], 0, group)
-    return (None if flat is None else layout.unflatten(flat.cpu())), True
+    full = assemble(local, layout, local.dtype, group)
+    return (None if full is None else full.cpu()), True
 
 
 def plain(value: Any) -> Any:
