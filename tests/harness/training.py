@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 
 from colossalai.testing import TINY_MODELS, Run, TinyModel, reference_run, reference_run_16bit, tensor_errors
+from colossalai.zero import LowLevelZeroOptimizer
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 STEPS = 3
@@ -158,7 +159,7 @@ def fit(
         optimizer.step()
         if isinstance(norm, torch.Tensor):
             norm = float(whole(norm))
-        norms.append(optimizer.get_grad_norm() if hasattr(optimizer, "layouts") else norm)
+        norms.append(optimizer.get_grad_norm() if isinstance(optimizer, LowLevelZeroOptimizer) else norm)
         optimizer.zero_grad()
     params = whole_params(model)
     result = {
